@@ -11,6 +11,8 @@ one to :data:`GENERATORS`. A block of a page stands between two comments::
 
     <!-- begin methods: tools/generate.py -->
     <!-- end methods -->
+
+or in YAML ``# begin methods: tools/generate.py`` and ``# end methods``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ Files = dict[Path, str]
 
 GENERATORS = {
     "stub": "generate_methods:stub",
+    "methods": "generate_methods:pages",
 }
 """Each generator as ``module:function``, imported only when it is needed."""
 
@@ -40,13 +43,11 @@ def replace_block(text: str, name: str, block: str) -> str:
     new
     <!-- end x -->
     """
-    begin = f"<!-- begin {name}: tools/generate.py -->"
-    end = f"<!-- end {name} -->"
-    if begin not in text or end not in text:
-        raise SystemExit(f"no block '{name}': write the lines {begin} and {end} into the page")
-    before, rest = text.split(begin, 1)
-    after = rest.split(end, 1)[1]
-    return f"{before}{begin}\n{block.strip()}\n{end}{after}"
+    begin = re.search(rf"^.*\bbegin {name}: tools/generate\.py.*\n", text, re.MULTILINE)
+    end = re.search(rf"^.*\bend {name}\b.*$", text, re.MULTILINE)
+    if begin is None or end is None:
+        raise SystemExit(f"no block '{name}': see how to mark it in tools/generate.py")
+    return text[: begin.end()] + block.strip("\n") + "\n" + text[end.start() :]
 
 
 def find_generator(name: str) -> Callable[[], Files]:

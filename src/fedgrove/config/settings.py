@@ -216,11 +216,13 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def own_fields_first(cls: Any) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass: those that it declares itself come before inherited ones."""
-    declared: list[str] = []
-    for base in cls.__mro__:
-        declared.extend(vars(base).get("__annotations__", {}))
-    return sorted(dataclasses.fields(cls), key=lambda field: declared.index(field.name))
+    """The fields of a dataclass: those that it adds come before inherited ones."""
+    places: dict[str, tuple[int, int]] = {}
+    for depth, base in enumerate(cls.__mro__):
+        for number, name in enumerate(vars(base).get("__annotations__", {})):
+            # The class furthest up wins: a field with another default keeps its place.
+            places[name] = (depth, number)
+    return sorted(dataclasses.fields(cls), key=lambda field: places[field.name])
 
 
 def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:

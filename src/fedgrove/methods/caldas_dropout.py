@@ -12,6 +12,13 @@ A client uses the whole model. With a share of 1 this is FedAvg. Not to be confu
 (Wen et al. 2022), where each device has a share of its own; papers call both "FedDrop". The paper's
 lossy compression of what travels is left out. It does not say how updates of parts are averaged:
 here every parameter over those who have it.
+
+- Shared: the model; each client trains channels drawn every round, the same number for every
+  client.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d_s M T.
+- Secure aggregation: yes; the server draws each client's sub-model: sums over full width, with 0
+  where a client has nothing.
 """
 
 from __future__ import annotations

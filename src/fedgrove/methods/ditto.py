@@ -9,6 +9,11 @@ Round :math:`t`, cohort :math:`S_t`; w global, v_k personal::
 
 The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k travels, and w
 is FedAvg's model.
+
+- Shared: the model.
+- A client uses: a personal model, pulled towards the shared one.
+- Bytes in the paper: 8 d M T.
+- Secure aggregation: yes; the shared model is averaged; the personal one stays on the client.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ class Ditto(FedAvg):
     """A global model, and a personal one that is pulled towards it."""
 
     pull: Proximal = Proximal(mu=0.1)
+    """The pull of the personal model towards the global one; ``mu`` is the paper's lambda."""
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the global model, then the personal one; send the first, keep the second."""

@@ -12,6 +12,12 @@ Round :math:`t`, cohort :math:`S_t`::
     M    = all ones in round 0; then the density * d largest |w|   -> Magnitude, GlobalRank, top
 
 With density 1 and bits 0 (no quantisation) this is FedAvg.
+
+- Shared: a sparse model, pruned once by magnitude; 8-bit updates.
+- A client uses: the shared sparse model.
+- Bytes in the paper: 8 ρ d M T.
+- Secure aggregation: yes; updates are averaged; the mask is the server's. Noise and secure sums
+  fill what is rounded: full size.
 """
 
 from __future__ import annotations
@@ -51,10 +57,13 @@ class EfficientFL(CommonParts):
     """One sparse model for all, pruned once by magnitude; clients send quantised updates."""
 
     density: float = 0.3
+    """The share of prunable weights that is kept."""
     bits: int = 8
     """Of an update's values; 0: clients send the trained model itself."""
     score: Magnitude = Magnitude()
+    """Which weights are kept: the largest."""
     allocation: GlobalRank | Even = GlobalRank()
+    """How the kept weights are divided among layers."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

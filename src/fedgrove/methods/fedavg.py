@@ -8,6 +8,11 @@ Round :math:`t`, cohort :math:`S_t`::
 
 Methods with one model that differ only in what clients do, or in how models are averaged, inherit
 from :class:`FedAvg` and override that function.
+
+- Shared: the model.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d M T.
+- Secure aggregation: yes; the model is averaged.
 """
 
 from __future__ import annotations

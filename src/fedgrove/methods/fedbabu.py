@@ -10,6 +10,11 @@ Round :math:`t`, cohort :math:`S_t`; b the body, h the last ``head`` layers as t
 The head is drawn from the seed on both sides and never travels. A client uses (b, h_k), tuned anew
 whenever it is scored; ``tune=0`` is the paper's shared model before personalisation. With no head
 (``head=0``) this is FedAvg.
+
+- Shared: the body; the head stays random.
+- A client uses: the shared body under a head that it tunes for itself.
+- Bytes in the paper: 8 (d − d_head) M T.
+- Secure aggregation: yes; the body is averaged; the head stays on the client.
 """
 
 from __future__ import annotations

@@ -14,6 +14,11 @@ round; then by group::
 A client uses v_k; before it has one, w_c. With one group the shared model is FedAvg's. Differs from
 the paper: the pull is Ditto's, whose scheme it follows, and robustness to malicious clients is left
 out.
+
+- Shared: a model per group.
+- A client uses: a personal model, pulled towards its group's.
+- Bytes in the paper: 8 d M (T + 1).
+- Secure aggregation: no; groups come from single updates; these get noise as any other.
 """
 
 from __future__ import annotations
@@ -77,8 +82,11 @@ class FedCHAR(CommonParts):
     warmup: int = 10
     """Rounds before the clients are grouped; in a run no longer than this they never are."""
     clusters: int = 3
+    """How many groups; 0: as many as give the best silhouette."""
     pull: Proximal = Proximal(mu=0.1)
+    """The pull of the personal model towards its group's."""
     grouping: AverageLinkage | Bipartition = AverageLinkage()
+    """How clients are divided by their updates."""
     ask: int = 1000
     """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
     _: KW_ONLY

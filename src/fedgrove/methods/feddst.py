@@ -22,6 +22,12 @@ The server keeps as many weights of each layer as before::
     M       = the c_l largest |w_j| of each layer, among those that anybody has   -> top
 
 A client uses the shared sparse model. With density 1 this is FedAvg.
+
+- Shared: a sparse model; now and then clients swap its smallest weights for others.
+- A client uses: the shared sparse model.
+- Bytes in the paper: 8 d_ρ M T + d_w/8 M (2 A + 1).
+- Secure aggregation: yes; clients choose masks. A sum of values and a sum of masks is all the
+  server needs; messages are then dense.
 """
 
 from __future__ import annotations
@@ -75,6 +81,7 @@ class FedDST(CommonParts):
     """One sparse model for all; clients swap its smallest weights for those of large gradients."""
 
     density: float = 0.2
+    """The share of prunable weights that is kept in every round."""
     churn: float = 0.05
     """The share of each layer's weights that a client swaps in the first readjustment."""
     every: int = 10
@@ -84,7 +91,9 @@ class FedDST(CommonParts):
     after: int = 1
     """Epochs of a round that are trained after a readjustment, so that new weights leave 0."""
     allocation: ERK | Uniform | GlobalRank = ERK()
+    """How the kept weights are divided among layers."""
     score: Magnitude = Magnitude()
+    """Which weights are kept: the largest."""
 
     sends_later = "choose the mask of 'model' from their data"
 

@@ -14,6 +14,11 @@ client k::
 
 All M components travel both ways, the shares never. To use the components a client fits its shares
 to them once more. With one component this is FedAvg.
+
+- Shared: ``components`` models.
+- A client uses: a mixture of them, in its own shares.
+- Bytes in the paper: 8 C d M T.
+- Secure aggregation: yes; each component is averaged; a client's shares stay on the client.
 """
 
 from __future__ import annotations
@@ -65,6 +70,7 @@ class FedEM:
     """A mixture of a few models for all, in shares of each client's own."""
 
     components: int = 3
+    """How many models every client mixes."""
     mean: Averaging = WeightedMean()
     """Of each component over all clients: every client trains every component."""
     local: LocalTraining | None = None

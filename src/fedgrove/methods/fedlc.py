@@ -8,6 +8,11 @@ Round :math:`t`, cohort :math:`S_t`; client k has n_kc examples of class c::
     w    = sum_k n_k w_k / sum_k n_k                                   -> FedAvg
 
 With tau = 0 this is FedAvg.
+
+- Shared: the model; clients train with logits calibrated by their labels.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d M T.
+- Secure aggregation: yes; the model is averaged; label counts stay on the client.
 """
 
 from __future__ import annotations

@@ -14,6 +14,12 @@ both sides (or from given weights) and never travels. A client uses (e, p M_k). 
 predictor for each task, told which is which: run it with ``per_task``. The paper's encoder is
 trained before; a random one is of no use, so by default there is none. With a share of 1 for all
 this is then FedAvg.
+
+- Shared: a predictor, on a frozen encoder where one is given; each client keeps the channels that
+  matter to it, as many as its device holds.
+- A client uses: its own part.
+- Bytes in the paper: 8 d_p M T, the mean over the widths.
+- Secure aggregation: no; clients choose their channels, and the server remembers whose are which.
 """
 
 from __future__ import annotations

@@ -18,6 +18,12 @@ k may use, at first all of it::
 Only b and m_k travel, one bit a weight. A client uses w m_k; biases and norm layers stay as they
 were drawn too, running statistics are its own. With nothing pruned, nothing rescaled and no
 training (a ``scale`` that no score crosses) everybody uses the initial network.
+
+- Shared: which weights of a network that is never trained to use, a bit each.
+- A client uses: the initial weights under its own mask.
+- Bytes in the paper: 2 ⌈d_w / 8⌉ M T.
+- Secure aggregation: yes; clients send bits under their own masks. The vote is a sum of bits and a
+  sum of masks.
 """
 
 from __future__ import annotations

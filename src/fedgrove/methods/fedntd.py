@@ -8,6 +8,11 @@ Round :math:`t`, cohort :math:`S_t`::
     w    = sum_k n_k w_k / sum_k n_k                                   -> FedAvg
 
 KL~ leaves out every example's true class. With beta = 0 this is FedAvg.
+
+- Shared: the model; clients keep what it says of classes that an example is not of.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d M T.
+- Secure aggregation: yes; the model is averaged.
 """
 
 from __future__ import annotations
@@ -93,6 +98,7 @@ class FedNTD(FedAvg):
     """One model for all; clients learn without forgetting what it knows of other classes."""
 
     distil: NotTrueDistillation = NotTrueDistillation()
+    """The distillation; ``beta`` is its weight, ``tau`` its temperature."""
 
     def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters; the targets must be classes."""

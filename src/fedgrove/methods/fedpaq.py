@@ -10,6 +10,11 @@ Round :math:`t`, cohort :math:`S_t`::
 
 Running statistics are no weights: they are averaged as they are. With 0 levels nothing is
 quantised, the model itself travels, and this is FedAvg.
+
+- Shared: the model; updates go up in a few levels, right on average.
+- A client uses: the shared model.
+- Bytes in the paper: M T (4 d + d (1 + ⌈log2(s + 1)⌉) / 8 + 4).
+- Secure aggregation: yes; updates are averaged. Noise and secure sums undo the rounding: full size.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ Round :math:`t`, cohort :math:`S_t`::
     w    = sum_k n_k w_k / sum_k n_k                              -> FedAvg
 
 With mu = 0 this is FedAvg.
+
+- Shared: the model; a pull keeps clients near it.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d M T.
+- Secure aggregation: yes; the model is averaged.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ class FedProx(FedAvg):
     """One model for all; a pull keeps clients near it while they train."""
 
     pull: Proximal = Proximal(mu=0.01)
+    """The pull towards the model that was received."""
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the pull (Eq. 2) and send."""

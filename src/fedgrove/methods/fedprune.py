@@ -18,6 +18,11 @@ After every ``every``-th round but the last, the s-th of n such steps, M is foun
 One rate for the network, which grows with progress. With ``adaptive``, c is instead the number that
 maximises the loss reduction per time, PruneFL's own rule (-> RiskPerTime). Weights that come back
 start at 0. With density 1 this is FedAvg.
+
+- Shared: a model that is pruned further as it learns.
+- A client uses: the shared sparse model.
+- Bytes in the paper: 8 M Σ_t d_ρ(t) + 4 d_w M n.
+- Secure aggregation: yes; clients send the importance of weights with the model; both are averaged.
 """
 
 from __future__ import annotations
@@ -87,6 +92,7 @@ class FedPrune(CommonParts):
     adaptive: RiskPerTime | None = None
     """How many weights stay, by PruneFL's own rule; None: a rate that grows with progress."""
     allocation: GlobalRank | Uniform | ERK = GlobalRank()
+    """How the kept weights are divided among layers."""
 
     sends_later = "send the importance of their weights"
 

@@ -12,6 +12,12 @@ Before round 0 an exchange with all clients, which is not a round; then FedAvg u
 
 Clients draw the initial w from the seed, so the exchange costs only their answers, in 16 bits. With
 density 1 this is FedAvg.
+
+- Shared: a sparse model, pruned once by sensitivity.
+- A client uses: the shared sparse model.
+- Bytes in the paper: 8 ρ d M T.
+- Secure aggregation: yes; clients first send sensitivities, which are averaged, as the model is
+  later.
 """
 
 from __future__ import annotations
@@ -72,7 +78,9 @@ class FedSNIP(CommonParts):
     """One sparse model for all; its mask comes from the first gradients and stays."""
 
     density: float = 0.3
+    """The share of prunable weights that is kept."""
     allocation: GlobalRank | Uniform = GlobalRank()
+    """How the kept weights are divided among layers."""
     ask: int = 1000
     """At most so many clients, drawn from the seed, are asked for sensitivities."""
 

@@ -4,6 +4,12 @@ r"""FedWCP: AdFedWCP with the same number of centroids in every layer of every c
 AdFedWCP's, :mod:`fedgrove.methods.adfedwcp`, without the weighing of layers that nothing depends
 on. With ``k=0`` nothing is clustered, its row "no clustering"; then, without the pull, every client
 trains alone.
+
+- Shared: clustered copies of personal models, with ``k`` centroids per layer.
+- A client uses: its own model under its mask.
+- Bytes in the paper: M T Σ_j (8 k + 2 ⌈log2 k⌉ W_j / 8 + 8 B_j).
+- Secure aggregation: yes; the model is averaged. Noise and secure sums undo the centroids: full
+  size.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ class FedWCP:
     returns: bool = True
     """Whether a pruned weight keeps its value; False: it begins at 0 in the next round."""
     pull: AnnealedPull = AnnealedPull()
+    """The pull towards the shared model; it fades over the rounds."""
     mean: Averaging = WeightedMean()
     objective: Objective = ProblemLoss()
     local: LocalTraining | None = None

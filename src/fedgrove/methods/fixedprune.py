@@ -12,6 +12,12 @@ Clients train without a mask, so that a pruned weight may come back; what travel
 ways. Biases and norm layers are never pruned. The first broadcast is the pruned initial model. With
 ``static`` its mask stays for good, and clients train under it; nothing is pruned again. With
 density 1 this is FedAvg.
+
+- Shared: a sparse model, pruned anew every round.
+- A client uses: the shared sparse model.
+- Bytes in the paper: 8 ρ d M T.
+- Secure aggregation: yes; clients choose masks; the plain mean does not use them. With
+  ``static=true`` the mask is the server's and noise can be added.
 """
 
 from __future__ import annotations
@@ -56,10 +62,13 @@ class FixedPrune(CommonParts):
     """One sparse model for all, pruned by magnitude to the same density every round."""
 
     density: float = 0.3
+    """The share of prunable weights that is kept."""
     static: bool = False
     """Whether the mask of the pruned initial model stays, and clients train under it."""
     score: Magnitude = Magnitude()
+    """Which weights are kept: the largest."""
     allocation: Uniform | GlobalRank | ERK = Uniform()
+    """How the kept weights are divided among layers."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

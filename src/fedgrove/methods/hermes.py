@@ -21,6 +21,11 @@ w. Without a stage 1 this is FedBN. Recovery is SAFL's; without it (``recover=Fa
 line is v_k = u_k, and both trainings and the choice are within the channels that are left.
 
 Differs from the original paper: docs/papers/hermes.md.
+
+- Shared: what sub-models have in common; before that, every client prunes channels alone.
+- A client uses: its own smaller model.
+- Bytes in the paper: 4 K (d + d_T) + 8 d_T M G.
+- Secure aggregation: no; clients choose their channels, and the server remembers whose are which.
 """
 
 from __future__ import annotations
@@ -114,7 +119,9 @@ class Hermes(CommonParts):
     share_head: bool = True
     """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
+    """How good a channel is: by the scale of its norm layer, or by its filters."""
     sparse: GammaL1 = GammaL1(1e-4)
+    """The term that makes scales sparse; ``weight`` is lambda."""
 
     sends_later = "choose the mask of 'model' from their data"
 

@@ -12,6 +12,12 @@ A client uses w M_k. With a share of 1 for all this is FedAvg. Differs from the 
 statistics of norm layers are averaged over the clients that have the channel (the paper collects
 them after training), activations are not rescaled by 1/s_k, and logits of classes that a client
 lacks are not masked.
+
+- Shared: the model; each client trains the first channels, as many as its device holds.
+- A client uses: those channels of the shared model.
+- Bytes in the paper: 8 d_s M T, the mean over the widths.
+- Secure aggregation: yes; the server chooses each client's sub-model: sums over full width, with 0
+  where a client has nothing.
 """
 
 from __future__ import annotations

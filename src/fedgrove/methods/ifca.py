@@ -9,6 +9,12 @@ Round :math:`t`, cohort :math:`S_t`, models :math:`w^1..w^K` from K different st
 
 All K models travel down, one up. To use the model a client chooses anew. With one model this is
 FedAvg.
+
+- Shared: ``clusters`` models.
+- A client uses: the one with the lowest loss.
+- Bytes in the paper: 4 (C + 1) d M T.
+- Secure aggregation: no; clients report which model they chose, and are averaged with those who
+  chose the same.
 """
 
 from __future__ import annotations
@@ -58,6 +64,7 @@ class IFCA(CommonParts):
     """Several models; a client trains the one with the lowest loss on its data."""
 
     clusters: int = 3
+    """How many models."""
     _: KW_ONLY
     codec: Codec = Dense()
 

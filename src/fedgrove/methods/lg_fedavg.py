@@ -7,6 +7,11 @@ Round :math:`t`, cohort :math:`S_t`; u the first layers, v the last ``shared`` l
     v           = sum_k n_k v_k / sum_k n_k           -> FedAvg
 
 If all layers are shared this is FedAvg.
+
+- Shared: the last ``shared`` layers.
+- A client uses: the shared layers on its own first layers.
+- Bytes in the paper: 8 d_shared M T.
+- Secure aggregation: yes; the last layers are averaged; the others stay on the client.
 """
 
 from __future__ import annotations

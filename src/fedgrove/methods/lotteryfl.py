@@ -13,6 +13,11 @@ Round :math:`t`, cohort :math:`S_t`; client k begins with :math:`M_k` = everythi
 
 A client uses w M_k. The server remembers every ticket, one bit a weight, so that only what is in it
 travels. Both sides draw w_0 from the seed. With density 1 this is FedAvg.
+
+- Shared: the model; each client has a sparse part of it, found by pruning and starting again.
+- A client uses: its own part.
+- Bytes in the paper: 4 Σ over draws of (down + up), if all prune each time.
+- Secure aggregation: no; clients choose their tickets, and the server keeps each.
 """
 
 from __future__ import annotations

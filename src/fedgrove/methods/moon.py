@@ -9,6 +9,11 @@ Round :math:`t`, cohort :math:`S_t`; p_k is what client k trained last::
 
 A client that trains for the first time has p_k = w: the term is then constant. With mu = 0 this is
 FedAvg.
+
+- Shared: the model; features stay near the shared model's, away from the client's last ones.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d M T.
+- Secure aggregation: yes; the model is averaged; the last local one stays on the client.
 """
 
 from __future__ import annotations
@@ -119,6 +124,7 @@ class MOON(FedAvg):
     """One model for all; its features are contrasted with those a client had before."""
 
     contrast: ModelContrast = ModelContrast()
+    """The contrastive term; ``mu`` is its weight, ``tau`` its temperature."""
 
     def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters."""

@@ -12,6 +12,12 @@ Round :math:`t`, cohort :math:`S_t`::
     w    = w + sum_k n_k q_k / sum_k n_k                               -> WeightedMean
 
 What a client leaves out is an update of 0, and forgotten. With share 1 and 32 bits this is FedAvg.
+
+- Shared: the model; of each update the larger half travels, in 8 bits.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d M T · ``share`` · ``bits`` / 32.
+- Secure aggregation: yes; updates are averaged. Noise and secure sums undo sparseness and rounding:
+  full size.
 """
 
 from __future__ import annotations

@@ -15,6 +15,12 @@ Before round 0 every client says how important its layers are at the initial mod
 A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one, it only
 pulls; a pruned weight keeps its value, and may return. With nothing clustered (``Fixed(0)``) and no
 pull, every client trains alone.
+
+- Shared: clustered copies of personal models, with centroids by importance and bandwidth.
+- A client uses: its own model under its mask.
+- Bytes in the paper: at ``k_max``, as ``fedwcp``.
+- Secure aggregation: no; clients report the importance of their layers and an accuracy; the server
+  keeps the first per client.
 """
 
 from __future__ import annotations
@@ -102,6 +108,7 @@ class AdFedWCP(CommonParts):
     """Personal models that send themselves clustered, by importance, data and bandwidth."""
 
     allocation: Adaptive | Fixed = Adaptive()
+    """How many centroids each layer of a client gets: ``Adaptive``, or ``Fixed`` for all alike."""
     importance: Literal["imprint", "magnitude", "gradient", "alike"] = "imprint"
     """What layers are weighed by: imprinting, mean |w|, mean |w g|, or not at all, 1/L each."""
     broadcast: int = 0
@@ -110,6 +117,7 @@ class AdFedWCP(CommonParts):
     """Whether a pruned weight keeps its value, as the paper says; False: it begins at 0 in the next
     round, nearly as in the authors' code, and models become far sparser."""
     pull: AnnealedPull = AnnealedPull()
+    """The pull towards the shared model; it fades over the rounds."""
 
     def __post_init__(self) -> None:
         allowed = "0, or in 2..256"

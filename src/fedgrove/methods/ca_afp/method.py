@@ -26,6 +26,12 @@ A client that missed the clustering does its part of it when it is first drawn, 
 nearest to its update.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/ca-afp.md.
+
+- Shared: a sparse model per group, pruned and regrown by what the group agrees on.
+- A client uses: its group's model, fine-tuned under the mask.
+- Bytes in the paper: 8 d (K + M (P1 + P2) + M Σ_t ρ_t).
+- Secure aggregation: no; clients send signs of gradients; groups come from single updates. With
+  ``density=1`` and ``churn=0``, which prune nothing, noise can be added.
 """
 
 from __future__ import annotations
@@ -104,15 +110,21 @@ class CAAFP(CommonParts):
     phases: Phases = (0.5, 0.1, 0.4)
     """Warm-up, stabilisation, pruning: rounds that sum to the rounds, or shares that sum to 1."""
     density: float = 0.3
+    """The share of prunable weights that is kept in the end."""
     start: float | None = None
     """Density of the first mask; None: the final one."""
     clusters: int = 3
     """How many groups; 0: as many as give the best silhouette."""
     weights: tuple[float, float, float] = (0.5, 0.25, 0.25)
+    """Weights of magnitude, coherence and consistency in the score; they sum to 1."""
     churn: float = 0.05
+    """The share of a group's weights that a step prunes and regrows."""
     every: int = 5
+    """Rounds between pruning steps."""
     pull: Proximal = Proximal(0.01, "reference")
+    """The pull towards the model at the end of the warm-up."""
     grouping: AverageLinkage | Bipartition = AverageLinkage()
+    """How clients are divided by their updates."""
     ask: int = 1000
     """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
 

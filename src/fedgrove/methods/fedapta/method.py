@@ -26,6 +26,12 @@ With ``drift`` (FedDC, as the paper's experiments have it) a device also keeps h
 With ratio 0 for all, ``grouping=None`` and no drift this is FedAvg. Differs from the paper: what it
 leaves open is decided in docs/papers/fedapta.md. The least ratio of a layer is ours, so that weak
 devices are really faster (``prune.least``); ``fedapta:paper`` has none, and the literal grouping.
+
+- Shared: a model for each task that the server finds, as narrow as each device needs.
+- A client uses: its group's model, cut to its ratio.
+- Bytes in the paper: 8 d_s M T, the mean over the ratios.
+- Secure aggregation: no; the server groups devices by what each one sent; the sub-models are the
+  server's choice, so noise can be added.
 """
 
 from __future__ import annotations
@@ -147,6 +153,7 @@ class FedAPTA(CommonParts):
     """Whether devices correct for their drift (FedDC). Messages are then twice as long; with SGD
     only."""
     correct: DriftCorrection = DriftCorrection()
+    """FedDC's correction, used with ``drift``; ``alpha`` is the weight of its penalty."""
     use: str = "cut"
     """What a device uses and exports: its group's model "cut" to its ratio, or the "whole" one."""
 

@@ -11,6 +11,12 @@ Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generat
 A client draws its ``samples`` features once a round, of classes as all clients together have them.
 In the first round the generator knows nothing, and the term is 0. The model and G travel down, the
 model and c_k up. With alpha = 0 this is FedAvg.
+
+- Shared: the model, and a generator of features that the server trains.
+- A client uses: the shared model.
+- Bytes in the paper: (8 d + 4 d_gen) M T.
+- Secure aggregation: no; clients report how many examples of each label they have, and the server
+  keeps that per client.
 """
 
 from __future__ import annotations
@@ -80,11 +86,15 @@ class FedGen(CommonParts):
     """One model for all, and a generator of features that clients learn from beside their data."""
 
     generated: GeneratedFeatures = GeneratedFeatures()
+    """The term that makes clients learn from generated features; ``alpha`` is its weight."""
     training: GeneratorTraining = GeneratorTraining()
+    """How the server trains the generator."""
     samples: int = 256
     """How many features a client draws in a round; every step sees all of them."""
     noise: int = 32
+    """How many random inputs the generator has."""
     hidden: int = 256
+    """How many hidden units the generator has."""
     _: KW_ONLY
     codec: Codec = Dense()
 

@@ -12,6 +12,13 @@ T rises from .95 to .98 over the rounds (``Energy``). Only U, S and V travel, an
 as they are; a matrix that is not worth factoring travels whole. A mentor starts at the s that its
 client first receives. A client uses s, or m_k (``use_mentor``). Without mentors (``distil`` = 0)
 and with all of the energy this is FedAvg.
+
+- Shared: a small model, sent back as factors of its update and taught by mentors that stay on the
+  clients.
+- A client uses: the shared model, or its own mentor.
+- Bytes in the paper: 8 d_mentee M T, an upper bound.
+- Secure aggregation: no; clients send factors of their update, which must be multiplied before they
+  are added.
 """
 
 from __future__ import annotations
@@ -72,6 +79,7 @@ class FedKD:
     use_mentor: bool = False
     """Whether a client uses its mentor rather than the mentee."""
     energy: Energy = Energy()
+    """How much of an update's energy is sent, at the first round and at the last."""
     mean: Averaging = WeightedMean()
     local: LocalTraining | None = None
     codec: Codec = Smallest()

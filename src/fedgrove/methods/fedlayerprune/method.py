@@ -20,6 +20,12 @@ what is exported is really smaller. With ``p_base`` 0 this is FedAvg.
 
 Differs from the paper: docs/papers/fedlayerprune.md. The preset ``literal`` has its rules as they
 are printed, ``reported`` the density of its tables.
+
+- Shared: a sparse model, each layer at its own rate, its mask voted on by the clients.
+- A client uses: the shared smaller model.
+- Bytes in the paper: M Σ_t 2 (4 Σ_l r_lt d_l + d / 8).
+- Secure aggregation: yes; clients choose masks and send scores. Sums of values, masks and scores
+  are all the server needs; dense.
 """
 
 from __future__ import annotations
@@ -111,10 +117,15 @@ class FedLayerPrune(CommonParts):
     p_max: float = 0.8
     """No layer loses more than this share."""
     rates: KindAndDepth | Alike | Allocated | LearnedSensitivity = KindAndDepth()
+    """How rates differ between layers."""
     schedule: Piecewise = Piecewise()
+    """How rates grow over the rounds (Eq. 7)."""
     score: Fisher | Magnitude = Fisher()
+    """How much a weight matters."""
     hybrid: Hybrid | LiteralHybrid = Hybrid()
+    """How a client prunes channels first and weights then."""
     vote: Vote = Vote(0.3)
+    """How clients agree on one mask (Eq. 12)."""
     renormalise: bool = True
     """Whether a weight's mean is over the clients that keep it. False: as the paper prints it,
     where a weight that few keep shrinks."""

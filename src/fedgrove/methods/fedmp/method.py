@@ -17,6 +17,13 @@ as it was. Then each bandit learns::
 
 F is the mean validation loss of the trained sub-models. A client uses the whole model. If ``most``
 is 0 this is FedAvg.
+
+- Shared: the model; each client trains the largest channels, as many as a bandit finds worth its
+  device's time.
+- A client uses: the shared model.
+- Bytes in the paper: 8 d_s M T, s = 1 − ``most`` / 2.
+- Secure aggregation: no; clients report their loss and their seconds, by which the server chooses a
+  ratio for each.
 """
 
 from __future__ import annotations
@@ -95,7 +102,9 @@ class FedMP(CommonParts):
     most: float = 0.8
     """The largest pruning ratio: the share of a layer's filters that a client goes without."""
     bandit: EUCB = EUCB()
+    """How a client's pruning ratio is found by trial."""
     score: FilterL1 | FilterL2 = FilterL1()
+    """Which filters are kept: the largest."""
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
 

@@ -25,6 +25,13 @@ other half (-> parts.head_evidence, HeldOutGroups); a client nearer to another g
 group's model may lose its weakest channels, and a client whose device is too small for it has fewer
 still (-> select_best_in_steps, narrow_clients). With all of it off the model itself travels, and
 this is FedAvg (:data:`PRESETS`, "off").
+
+- Shared: a model per group that it finds, without its head; updates travel as a few signs, both
+  ways.
+- A client uses: a personal model, or its group's model with its own head and last step.
+- Bytes in the paper: M T (c(``up``) + c(``down``)) and evidence, or the budget.
+- Secure aggregation: no; clients report how their heads moved, and which kind of model did better;
+  groups, and what each client lacks, follow from single reports.
 """
 
 from __future__ import annotations
@@ -175,6 +182,7 @@ class Grove(CommonParts):
     keep: float = 0.5
     """The part of its last step away from the group's model that a client keeps."""
     pull: Proximal = Proximal(mu=0.1)
+    """The pull of a personal model towards its group's."""
     finding: HeldOutGroups = HeldOutGroups()
     """How groups are found; ``most=1``: never."""
     forget: float = 0.3
@@ -190,6 +198,7 @@ class Grove(CommonParts):
     multiple: int = 8
     """Widths are multiples of it where a layer is wide enough."""
     score: FilterL1 | FilterL2 = FilterL1()
+    """Which channels are kept: the largest."""
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")

@@ -11,6 +11,12 @@ parameters to m = ``share`` n numbers that all sides know::
 
 A client sends z_k and gets v, m bits each, and uses w_k. At first v is the sketch of the initial
 model. With ``pull.weight`` and ``pull.mu`` of 0 every client trains alone.
+
+- Shared: signs of random projections of personal models, one bit each, both ways.
+- A client uses: its own model.
+- Bytes in the paper: 2 M T m / 8.
+- Secure aggregation: yes; clients send one-bit sketches, to which no noise can be added; the vote
+  is a sum of them.
 """
 
 from __future__ import annotations
@@ -59,6 +65,7 @@ class PFed1BS(CommonParts):
     share: float = 0.1
     """m/n, the bits of a sketch for each parameter."""
     pull: SignPull = SignPull()
+    """The pull towards the consensus, with its weights and how sharp a sign is."""
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")

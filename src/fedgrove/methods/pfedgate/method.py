@@ -12,6 +12,12 @@ Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, bu
 Each weight is cut into ``blocks`` blocks, and those in use hold at most a share ``budget`` of all
 weights. phi_k never leaves the client; w_k travels under M_k. A client uses w M_k. With a budget of
 1 there are no gates, and this is FedAvg.
+
+- Shared: the model; each client sends back the blocks that its own gating layer chose.
+- A client uses: these blocks of the shared model.
+- Bytes in the paper: 4 (d + s d_w + d − d_w) M T.
+- Secure aggregation: yes; clients choose blocks. A sum of values and a sum of masks is all the
+  server needs; dense.
 """
 
 from __future__ import annotations

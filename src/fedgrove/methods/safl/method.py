@@ -26,6 +26,12 @@ All K models travel down in stage 1, one up. Stage 2 begins with the client's ow
 on it gets its part of w. Without a stage 1 this is FedBN.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/safl.md.
+
+- Shared: what sub-models have in common; before that, channels are pruned as similar clients prune.
+- A client uses: its own smaller model.
+- Bytes in the paper: 4 K (2 C d + d + C Σ_{t<T−1} d_t + Σ_t d_t) + 8 d_T M G.
+- Secure aggregation: no; clients report their cluster and choose channels, and the server remembers
+  both.
 """
 
 from __future__ import annotations
@@ -136,8 +142,11 @@ class SAFL(CommonParts):
     share_head: bool = True
     """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
+    """How good a channel is: by the scale of its norm layer, or by its filters."""
     sparse: GammaL1 = GammaL1(1e-4)
+    """The term that makes scales sparse; ``weight`` is lambda."""
     pull: GammaDistance = GammaDistance(0.004, to="model")
+    """The pull towards the scales of the cluster's model; ``weight`` is mu."""
 
     sends_later = "choose the mask of 'model' from their data"
 

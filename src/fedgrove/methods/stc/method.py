@@ -14,6 +14,12 @@ client, 0 at first::
 Running statistics are no weights: they are averaged and sent whole. With ``head = "home"`` (ours)
 the last layer stays with the client. Where a direction is not compressed (a share of 1 that is not
 made ternary) the model itself travels; with both so, this is FedAvg.
+
+- Shared: the model; updates travel as a few signs, both ways, and what they leave out comes later.
+- A client uses: the shared model; with ``head=home`` under its own last layer.
+- Bytes in the paper: M T (g(p_up) + K/M g(p_down)).
+- Secure aggregation: yes; updates are averaged. Noise and secure sums undo the three values going
+  up; what comes down stays ternary.
 """
 
 from __future__ import annotations
