@@ -16,14 +16,11 @@ import torch
 from hypothesis import settings
 
 import fedgrove
-from fedgrove import methods, trees
-from fedgrove.channels.selection import FilterL1
+from fedgrove import trees
 from fedgrove.core import Answer, AnyMethod, ClientInfo, Engine, Job, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.errors import EngineError
-from fedgrove.methods.adfedwcp.centroids import Adaptive
-from fedgrove.methods.fedgen.generator import GeneratorTraining
 from fedgrove.nets import Net, build
 from fedgrove.runs.files import compute_checksum, format_checksums, read_checksums
 from fedgrove.runs.memory import Memory
@@ -47,31 +44,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "resnet18": {"width": 4, "norm": "group"},
     "shufflenetv2": {"width": 4, "norm": "group"},
 }
-SLIM = {"densities": (0.5,), "guided": 1, "tune": 1, "score": FilterL1()}
-SMALL: dict[str, dict[str, Any]] = {
-    "hermes": SLIM,
-    "safl": SLIM | {"clusters": 2},
-    "fedapta": {"ratios": (0.25, 0.5)},
-    "fedlayerprune": {"every": 1},
-    "fedprune": {"every": 1},
-    "lotteryfl": {"threshold": 0.0},
-    "feddst": {"every": 1, "until": 2, "churn": 0.3},
-    **{name: {"widths": (0.75, 0.5)} for name in ("feddrop", "fedlps", "fedrolex", "heterofl")},
-    "fedgen": {"samples": 8, "noise": 3, "hidden": 5, "training": GeneratorTraining(steps=3)},
-    "adfedwcp": {"allocation": Adaptive(k_min=3, k_max=8)},
-    "fedwcp": {"k": 4},
-    "fedem": {"components": 2},
-    # With views, rounding decides which of equal changes are sent down, another way on each engine.
-    "grove": {"server": "versions"},
-}
-"""Methods whose own lengths are too long for a few rounds, which prune by norm layers, or by what devices hold,
-or not before they have learnt something; and those whose own numbers take most of a small run's time."""
-
-
-def small(name: str) -> AnyMethod:
-    """A method as it is, or so that it fits a run of two rounds on any network."""
-    made: AnyMethod = methods.find(name)(**SMALL.get(name, {}))
-    return made
 
 
 def federation(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import small
+from tests.contract import small
 
 import fedgrove
 from fedgrove import methods

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.contract import contract_of
 
 import fedgrove as fg
 from fedgrove import api, data, methods
@@ -48,7 +49,7 @@ def test_methods_do_in_two_rounds_what_they_do_in_many(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_every_method_can_be_tried_out(name: str) -> None:
-    net = "bn-cnn2" if name in ("hermes", "safl") else None
+    net = "bn-cnn2" if contract_of(name).net_with_norms else None
     fg.run(name, net=net, smoke=True, finetune=(0, 3), engine="serial", progress=False)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import Noting, admitted, make_run, play, remembered, reports, small, tensors
+from tests.conftest import Noting, admitted, make_run, play, remembered, reports, tensors
+from tests.contract import small
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import Noting, admitted, make_run, play, remembered, reports, small, tensors
+from tests.conftest import Noting, admitted, make_run, play, remembered, reports, tensors
+from tests.contract import contract_of, small
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -258,16 +259,11 @@ def test_what_is_counted_is_what_torch_computes(method, tmp_path: Path) -> None:
     A Measure that takes gradients and does not say so with ``passes`` shows here.
     """
     engine = Counting()
-    # Per-sample gradients become grouped convolutions, of which torch's counter multiplies every group's input with every
-    # group's gradient: FedLayerPrune, which takes them, is counted on a net without convolutions.
-    net = "mlp" if methods.name_of(method) == "fedlayerprune" else "bn-cnn2"
-    play(make_run(method, tmp_path, net=net, rounds=2), engine)
+    contract = contract_of(methods.name_of(method))
+    play(make_run(method, tmp_path, net=contract.macs_net, rounds=2), engine)
     assert engine.shares
     assert min(engine.shares) > 0.8
-    # Imprinting also multiplies embeddings with prototypes, a tenth of a pass of so small a net; pFed1BS projects all
-    # parameters in every step.
-    most = {"adfedwcp": 1.1, "pfed1bs": 1.6}.get(methods.name_of(method), 1.0)
-    assert max(engine.shares) <= most
+    assert max(engine.shares) <= contract.most_macs
 
 
 def test_masked_packets_survive_the_pool(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import admitted, federation, make_run, play, remembered, small, tensors
+from tests.conftest import admitted, federation, make_run, play, remembered, tensors
+from tests.contract import small
 
 from fedgrove import methods, nets, trees
 from fedgrove.core import AnyMethod

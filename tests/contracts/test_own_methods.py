@@ -17,9 +17,9 @@ from tests.conftest import (
     play,
     remembered,
     reports,
-    small,
     tensors,
 )
+from tests.contract import small
 from torch import nn
 
 import fedgrove

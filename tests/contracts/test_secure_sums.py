@@ -9,14 +9,15 @@ two clients exchange what they send. Both are done here to real reports.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.conftest import admitted, make_run, small
+from tests.conftest import admitted, make_run
+from tests.contract import contract_of, small
 
 from fedgrove import methods
 from fedgrove.core import Packet, Report
@@ -31,13 +32,6 @@ from fedgrove.runs.rounds import plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 ROW = re.compile(r"^\| \[?`([a-z0-9-]+)`[^|]*\| (yes|no) \| (yes|no) \| (.+) \|$")
-CHANGED: Mapping[str, Mapping[str, Any]] = {
-    # So that it groups clients in a few rounds.
-    "fedchar": {"warmup": 1},
-    # Its server rounds the sum to three values: the sum itself is looked at, not what rounding in
-    # the last bit makes of ties. A real protocol adds integers, without any rounding.
-    "stc": {"down": 1.0, "ternary": False},
-}
 
 
 def rows() -> dict[str, tuple[bool, bool, str]]:
@@ -160,7 +154,8 @@ def test_the_table_says_what_noise_can_protect(name: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_the_table_says_who_can_do_with_sums(name: str, tmp_path: Path) -> None:
-    method = replace(small(name), **CHANGED.get(name, {}))
+    contract = contract_of(name)
+    method = replace(small(name), **contract.forms_groups_with, **contract.summed_with)
     assert rows()[name][1] is needs_sums_only(method, tmp_path)
 
 

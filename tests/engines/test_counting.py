@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import answers, make_run, reports, small, until
+from tests.conftest import answers, make_run, reports, until
+from tests.contract import small
 
 from fedgrove import methods
 from fedgrove.core import Lost, Packet, Report, Task

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import answers, make_run, remembered, small, started, tensors
+from tests.conftest import answers, make_run, remembered, started, tensors
+from tests.contract import small
 from tests.engines.loopback import looped, payload
 
 import fedgrove

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, play, small, tensors
+from tests.conftest import make_run, play, tensors
+from tests.contract import small
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import answers, make_run, remembered, reports, small, tensors
+from tests.conftest import answers, make_run, remembered, reports, tensors
+from tests.contract import small
 
 from fedgrove import methods, trees
 from fedgrove.core import Answer, AnyMethod, Engine, Packet, Report, Task

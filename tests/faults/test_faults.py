@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, remembered, small, tensors
+from tests.conftest import make_run, remembered, tensors
+from tests.contract import small
 
 from fedgrove import methods, trees
 from fedgrove.core import Engine

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import make_run, play, tensors
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 import fedgrove as fg
@@ -20,10 +21,21 @@ from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import AdFedWCP, FedWCP
 from fedgrove.methods.adfedwcp.anneal import AnnealedPull
-from fedgrove.methods.adfedwcp.centroids import Adaptive
+from fedgrove.methods.adfedwcp.centroids import Adaptive, Fixed
 from fedgrove.methods.adfedwcp.importance import by_magnitude, weighed
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.rounds import plan_scoring
+
+CONTRACT = Contract(
+    small={"allocation": Adaptive(k_min=3, k_max=8)},
+    alone=AdFedWCP(allocation=Fixed(0), importance="alike", pull=AnnealedPull(fixed=0.0)),
+    has_a_place_for_each_client=True,
+    # 8 centroids of 32 bits in three layers, 3 bits for each of 5056 weights, 131 biases.
+    paper_bytes=2 * 3 * 50 * (8 * 4 * 3 + 5056 * 3 / 8 + 131 * 4),
+    refused_with_privacy="numbers next to their model",
+    # Imprinting also multiplies embeddings with prototypes, a tenth of a pass of so small a net.
+    most_macs=1.1,
+)
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import admitted, make_run, play, reports
+from tests.contract import WHOLE, Contract
 from tests.methods.exchanges import CALM, SIZES, Filter, counts, exchanges, tiny, verbs
 
 from fedgrove import methods, trees
@@ -23,6 +24,15 @@ from fedgrove.parts.group import nearest
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
 from fedgrove.runs.rounds import draw_cohort, plan_scoring, rounds
+
+CONTRACT = Contract(
+    off=CAAFP(density=1.0, clusters=1, pull=replace(CAAFP().pull, mu=0.0)),
+    sends_masks=True,
+    # Phases .5, .1, .4: three fifths of the rounds are dense; and a dense exchange with all four.
+    paper_bytes=(0.6 + 0.4 * 0.3) * WHOLE + 8 * 5187 * 4,
+    refused_with_privacy="evidence",
+    for_a_million={"ask": 5},
+)
 
 # ---- phases --------------------------------------------------------------------------------------
 

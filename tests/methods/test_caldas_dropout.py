@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import make_run
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.errors import InputError
 from fedgrove.methods import CaldasDropout
+
+CONTRACT = Contract(
+    off=CaldasDropout(share=1.0),
+    one_group=CaldasDropout(share=1.0),
+    sends_masks=True,
+    # Three quarters of the units for all clients: 3123.
+    paper_bytes=8 * 3123 * 3 * 50,
+)
 
 
 @pytest.mark.parametrize(("alike", "different"), [(False, 8), (True, 2)])

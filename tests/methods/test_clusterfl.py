@@ -9,9 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import make_run, play, remembered
+from tests.contract import WHOLE, Contract
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
+from fedgrove.methods import ClusterFL
 from fedgrove.methods.clusterfl import (
     Clustered,
     State,
@@ -22,6 +24,13 @@ from fedgrove.methods.clusterfl import (
 )
 from fedgrove.parts.robust import ClippedMean, Median
 from fedgrove.runs.rounds import plan
+
+CONTRACT = Contract(
+    alone=ClusterFL(tie=Clustered(0.0, 0.0, 0.0)),
+    why_no_liar_spoils_it="its eigenvectors set a liar apart",
+    has_a_place_for_each_client=True,
+    paper_bytes=WHOLE,
+)
 
 F64 = torch.float64
 A = torch.tensor([1.0, 0.5, 0.0], dtype=F64)

@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import answers, make_run, reports
+from tests.contract import WHOLE, Contract
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
+from fedgrove.methods import EfficientFL
 from fedgrove.runs.rounds import rounds
+
+CONTRACT = Contract(
+    off=EfficientFL(density=1.0, bits=0),
+    sends_masks=True,
+    paper_bytes=0.3 * WHOLE,
+)
 
 
 @pytest.mark.parametrize(("bits", "levels"), [(8, 255), (3, 7)])

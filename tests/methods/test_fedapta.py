@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import federation, make_run, play, remembered, reports, tensors
+from tests.contract import Contract
 from torch import nn
 
 import fedgrove
@@ -46,6 +47,19 @@ from fedgrove.runs.summary import purity
 from fedgrove.seeds import single_thread
 from fedgrove.trees import Tree
 from fedgrove_lab.bench import device
+
+CONTRACT = Contract(
+    small={"ratios": (0.25, 0.5)},
+    off=FedAPTA(ratios=(0.0,), grouping=None),
+    one_group=FedAPTA(ratios=(0.0,), grouping=None),
+    sends_masks=True,
+    has_a_place_for_each_client=True,
+    # A quarter of 768 + 4096 weights is 1216. The first layer, whose mean |w| is .148 compared with .062, loses the least
+    # that it may, .9 of a quarter: 14.4 units, and the second the rest, 16.3; whole: 15 and 16. 49 and 48 stay:
+    # 12*49+49 = 637, 49*48+48 = 2400, 48*3+3 = 147: 3184. Of a half 28.8 and 32.6, whole 29 and 33; 35 and 31
+    # stay: 455, 1116, 96: 1667.
+    paper_bytes=8 * (3184 + 1667) / 2 * 3 * 50,
+)
 
 # ---- by hand -------------------------------------------------------------------------------------
 

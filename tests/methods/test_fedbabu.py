@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run, play
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
@@ -18,6 +19,12 @@ from fedgrove.methods import FedBABU
 from fedgrove.parts import local
 from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import Run
+
+CONTRACT = Contract(
+    off=FedBABU(head=0),
+    # All but the last layer's 195.
+    paper_bytes=8 * (5187 - 195) * 3 * 50,
+)
 
 
 def test_only_the_body_travels(tmp_path: Path) -> None:

@@ -7,17 +7,27 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import answers, make_run, play
+from tests.contract import Contract
 
 from fedgrove import methods, trees
 from fedgrove.core import Task
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
+from fedgrove.methods import FedCHAR
 from fedgrove.methods.ditto import use_personal
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
 from fedgrove.runs.rounds import plan_scoring, rounds
 from fedgrove.runs.run import Run
+
+CONTRACT = Contract(
+    # As Ditto.
+    off=FedCHAR(warmup=1, clusters=1),
+    paper_bytes=8 * 5187 * 3 * 51,
+    forms_groups_with={"warmup": 1},
+    for_a_million={"ask": 5},
+)
 
 
 def two_kinds(run: Run) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.conftest import make_run
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
@@ -12,6 +13,16 @@ from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.methods import FedDrop
 from fedgrove.runs.rounds import plan
+
+CONTRACT = Contract(
+    small={"widths": (0.75, 0.5)},
+    off=FedDrop(widths=(1.0,)),
+    one_group=FedDrop(widths=(1.0,)),
+    sends_masks=True,
+    has_a_place_for_each_client=True,
+    # As HeteroFL.
+    paper_bytes=8 * (3123 + 1571) / 2 * 3 * 50,
+)
 
 
 def test_draws_depend_on_round_and_client_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import make_run, play
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges, verbs
 
 from fedgrove import methods, trees
@@ -21,6 +22,18 @@ from fedgrove.nets import Net
 from fedgrove.parts.local import LocalTraining
 from fedgrove.parts.robust import Median
 from fedgrove.runs.run import Run
+
+CONTRACT = Contract(
+    small={"every": 1, "until": 2, "churn": 0.3},
+    off=FedDST(density=1.0),
+    # Nobody readjusts a mask in the first round.
+    one_group=FedDST(),
+    sends_masks=True,
+    # A fifth of 5056 weights is 1011, and 131 biases. Readjusted in rounds 0 and 1, so two masks go up and three
+    # down, one bit a weight.
+    paper_bytes=8 * (1011 + 131) * 3 * 50 + 5056 / 8 * 3 * 5,
+    refused_with_privacy="mask of 'model'",
+)
 
 NET = Net(torch.nn.Linear(6, 1), (6,))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run, play, reports
+from tests.contract import WHOLE, Contract
 
 import fedgrove
 from fedgrove import trees
@@ -28,6 +29,12 @@ from fedgrove.methods.fedem import (
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.rounds import draw_cohort, plan, plan_scoring
+
+CONTRACT = Contract(
+    small={"components": 2},
+    off=FedEM(components=1),
+    paper_bytes=2 * WHOLE,
+)
 
 ODDS = torch.tensor([3.0, 1.0]).log()
 NET = Net(torch.nn.Linear(1, 2), (1,))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run, play
+from tests.contract import WHOLE, Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove import data, trees
@@ -15,7 +16,17 @@ from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, FedGen
 from fedgrove.runs.memory import Memory
+from fedgrove.methods.fedgen.generator import GeneratedFeatures, GeneratorTraining
 from fedgrove.runs.run import build
+
+FEW = {"samples": 8, "noise": 3, "hidden": 5, "training": GeneratorTraining(steps=3)}
+CONTRACT = Contract(
+    small=FEW,
+    off=FedGen(**FEW, generated=GeneratedFeatures(alpha=0.0)),
+    # And the generator down, 3 classes and 3 of noise to 5 to 64: 6*5+5 = 35, 5*64+64 = 384: 419.
+    paper_bytes=WHOLE + 4 * 419 * 3 * 50,
+    refused_with_privacy="numbers next to their model",
+)
 
 SMALL = FedGen(samples=8, noise=3, hidden=5)
 

@@ -1,9 +1,12 @@
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tests.conftest import make_run, play, remembered, reports
+from tests.contract import WHOLE, Contract
 
 import fedgrove
 from fedgrove import trees
@@ -17,6 +20,12 @@ from fedgrove.methods import FedKD
 from fedgrove.methods.fedkd.lowrank import Energy, largest_rank
 from fedgrove.methods.fedkd.method import recovered
 from fedgrove.runs.rounds import plan, plan_scoring
+
+CONTRACT = Contract(
+    off=FedKD(distil=0.0, energy=Energy(1.0, 1.0)),
+    paper_bytes=WHOLE,
+    refused_with_privacy="'u'",
+)
 
 SMALL = FedKD(mentee="mlp:hidden=8", use_mentor=True)
 

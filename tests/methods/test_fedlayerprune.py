@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import make_run, play, tensors
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove import methods, trees
@@ -32,6 +33,19 @@ from fedgrove.methods.fedlayerprune.rates import (
 from fedgrove.methods.fedlayerprune.vote import Vote
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.score import Magnitude
+
+CONTRACT = Contract(
+    small={"every": 1},
+    off=FedLayerPrune(p_base=0.0),
+    one_group=FedLayerPrune(p_base=0.0),
+    sends_masks=True,
+    # Half of the 5056 weights on average, all biases, a bit for each of 5187.
+    paper_bytes=(8 * (5187 - 0.5 * 5056) + 2 * 649) * 3 * 50,
+    refused_with_privacy="mask of 'model'",
+    # Per-sample gradients become grouped convolutions, of which torch's counter multiplies every group's input with
+    # every group's gradient.
+    macs_net="mlp",
+)
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py
 

@@ -8,15 +8,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.contract import Contract
 from torch import Tensor, nn
 
 from fedgrove.core import Batch
 from fedgrove.errors import InputError
+from fedgrove.methods import FedLC
 from fedgrove.methods.fedlc import LabelCounts, LogitCalibration, margins
 from fedgrove.nets import Net, Output
 from fedgrove.parts.objective import ProblemLoss
 from fedgrove.problems import CLASSES, MixedProblem, TaskProblem, class_targets, numbers
 from fedgrove.trees import Tree
+
+CONTRACT = Contract(
+    off=FedLC(objective=LogitCalibration(tau=0.0)),
+)
 
 F64 = torch.float64
 NET = Net(nn.Linear(1, 3).double(), (1,))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges, verbs
 from torch import nn
 
@@ -19,6 +20,16 @@ from fedgrove.methods import FedLPS
 from fedgrove.methods.fedlps import encoder_names, predictor_groups, predictor_size
 from fedgrove.nets import Net, build
 from fedgrove.nets.freeze import freeze
+
+CONTRACT = Contract(
+    small={"widths": (0.75, 0.5)},
+    off=FedLPS(encoder=0.0, widths=(1.0,)),
+    sends_masks=True,
+    has_a_place_for_each_client=True,
+    # As HeteroFL, and no encoder.
+    paper_bytes=8 * (3123 + 1571) / 2 * 3 * 50,
+    refused_with_privacy="mask of 'model'",
+)
 
 NET = Net(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2), nn.Linear(2, 1)), (1,))
 START = Setup(NET.params(), NET, {0: ClientInfo(10), 1: ClientInfo(30)}, 3, lambda j: {})

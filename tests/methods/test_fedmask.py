@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run, play, remembered
+from tests.contract import Contract
 
 from fedgrove import trees
 from fedgrove.core import Packet, Report
@@ -29,6 +30,15 @@ from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.gate import Gate
 from fedgrove.runs.rounds import plan, plan_scoring
+
+CONTRACT = Contract(
+    trains_weights=False,
+    why_no_liar_spoils_it="its server sends bits, whatever is reported",
+    sends_masks=True,
+    # 5056 weights, one bit each, down and up.
+    paper_bytes=2 * 5056 / 8 * 3 * 50,
+    refused_with_privacy="mask of 'bits'",
+)
 
 
 def flags(*values: int) -> torch.Tensor:

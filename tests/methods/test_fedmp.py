@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import make_run, play
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
@@ -22,6 +23,14 @@ from fedgrove.methods.fedmp.bandit import EUCB
 from fedgrove.methods.fedmp.method import FedMP, mean_loss, rewarded, seconds
 from fedgrove.nets import Net
 from fedgrove.runs.run import Run
+
+CONTRACT = Contract(
+    off=FedMP(most=0.0),
+    sends_masks=True,
+    # Ratio .4: 38 of 64 units: 12*38+38 = 494, 38*38+38 = 1482, 38*3+3 = 117: 2093.
+    paper_bytes=8 * 2093 * 3 * 50,
+    refused_with_privacy="numbers next to their model",
+)
 
 NET = Net(torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)), (1,))
 FIRST = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import make_run, play
+from tests.contract import Contract
 
 from fedgrove import data, trees
 from fedgrove.engines import Serial
@@ -17,6 +18,10 @@ from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.objective import ProblemLoss
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
+
+CONTRACT = Contract(
+    off=FedNTD(distil=NotTrueDistillation(beta=0.0)),
+)
 
 DISTILLED = ProblemLoss() + NotTrueDistillation(beta=2.0, tau=0.7)
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from tests.conftest import make_run, reports
+from tests.contract import Contract
 
 from fedgrove import trees
 from fedgrove.core import Packet, Report
@@ -17,6 +18,12 @@ from fedgrove.errors import InputError
 from fedgrove.methods.fedpaq import QSGD, FedPAQ
 from fedgrove.parts.one_model import OneModel
 from fedgrove.runs.rounds import plan
+
+CONTRACT = Contract(
+    off=FedPAQ(levels=0),
+    # 4 bits and a sign: ten levels and 0 are eleven; and the length.
+    paper_bytes=(4 * 5187 + 5187 * 5 / 8 + 4) * 3 * 50,
+)
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conftest import answers, make_run, play, reports
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges, verbs
 
 from fedgrove import trees
@@ -21,6 +22,19 @@ from fedgrove.nets import Net
 from fedgrove.parts.local import LocalTraining
 from fedgrove.runs.rounds import rounds
 from fedgrove.wire.ledger import Ledger
+
+CONTRACT = Contract(
+    small={"every": 1},
+    off=FedPrune(density=1.0),
+    sends_masks=True,
+    # A step after each of 49 rounds, down to .3 of 5056 weights: the mean over the 50 rounds is .65 of them, to
+    # rounding; 131 biases; and 49 times 4 bytes a weight.
+    paper_bytes=8 * 131 * 3 * 50
+    + 8 * 3 * sum(round(5056 * (1 - 0.7 * s / 49)) for s in range(50))
+    + 4 * 5056 * 3 * 49,
+    refused_with_privacy="importance",
+    for_a_million={"every": 1},
+)
 
 NET = Net(torch.nn.Linear(6, 1), (6,))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from tests.conftest import make_run
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove.channels.find_groups import find_groups
@@ -14,6 +15,15 @@ from fedgrove.channels.selection import select_window
 from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.methods import FedRolex
 from fedgrove.runs.rounds import plan_scoring
+
+CONTRACT = Contract(
+    small={"widths": (0.75, 0.5)},
+    off=FedRolex(widths=(1.0,)),
+    sends_masks=True,
+    has_a_place_for_each_client=True,
+    # As HeteroFL.
+    paper_bytes=8 * (3123 + 1571) / 2 * 3 * 50,
+)
 
 
 def test_windows_by_hand() -> None:

@@ -9,15 +9,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conftest import answers, make_run, reports
+from tests.contract import WHOLE, Contract
 
 from fedgrove import methods, seeds, trees
 from fedgrove.core import Measure, Task
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
+from fedgrove.methods import FedSNIP
 from fedgrove.parts.mask import best
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
+
+CONTRACT = Contract(
+    off=FedSNIP(density=1.0),
+    sends_masks=True,
+    paper_bytes=0.3 * WHOLE,
+    refused_with_privacy="sensitivity",
+    for_a_million={"ask": 5},
+)
 
 
 def probe(run: Run, client: int) -> torch.Tensor:

@@ -1,19 +1,30 @@
 """FixedPrune: a round worked by hand, its density, and its bytes on both engines."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
 import torch
 from tests.conftest import answers, make_run, play, reports
+from tests.contract import WHOLE, Contract
 
 from fedgrove import methods, trees
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import InputError
+from fedgrove.methods import FixedPrune
 from fedgrove.nets import Net
 from fedgrove.runs.rounds import rounds
 from fedgrove.wire.codec import Bitmap, Dense
 from fedgrove.wire.ledger import Ledger
+
+CONTRACT = Contract(
+    off=FixedPrune(density=1.0),
+    sends_masks=True,
+    paper_bytes=0.3 * WHOLE,
+    refused_with_privacy="mask of 'model'",
+)
 
 
 def test_a_round_by_hand() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import answers, make_run, play, reports, tensors
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 import fedgrove
@@ -31,6 +32,18 @@ from fedgrove.runs.faults import Faults
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run, build
+
+CONTRACT = Contract(
+    # With views, rounding decides which of equal changes are sent down, another way on each engine.
+    small={"server": "versions"},
+    off=methods.make("grove:off"),
+    # A tenth of 768, 64, 4096 and 64 numbers: 77, 6, 410 and 6; n H(k/n) + k bits are 437.82, 34.73, 2332.27 and 34.73,
+    # and with four magnitudes 370.944 bytes. Half of the head's 195, 98: 293 bits, 40.625 bytes. Down, all that was
+    # missed: of 4 clients 3 at a time (1 - .25^t) / .75 updates in round t; over 50 rounds
+    # (50 - 1/.75) / .75 / 50 = 1.29778.
+    paper_bytes=(370.944 + 40.625 + 370.944 * 1.29778) * 3 * 50,
+    refused_with_privacy="send numbers next to their model (better, tried)",
+)
 
 ALONE = HeldOutGroups(most=1)
 

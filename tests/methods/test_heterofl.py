@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run, play, reports
+from tests.contract import Contract
 from torch import nn
 
 from fedgrove import trees
@@ -24,6 +25,16 @@ from fedgrove.parts.device_widths import client_shares
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.robust import Median
 from fedgrove.runs.rounds import plan, plan_scoring
+
+CONTRACT = Contract(
+    small={"widths": (0.75, 0.5)},
+    # These devices hold all of it.
+    off=HeteroFL(),
+    sends_masks=True,
+    has_a_place_for_each_client=True,
+    # Three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; half: 416, 1056, 99: 1571. In turn.
+    paper_bytes=8 * (3123 + 1571) / 2 * 3 * 50,
+)
 
 NET = Net(nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), (1,))
 START = Setup(

@@ -8,13 +8,22 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tests.conftest import make_run, play, reports
+from tests.contract import Contract
 
 from fedgrove import methods
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
+from fedgrove.methods import IFCA
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.rounds import plan_scoring, rounds
 from fedgrove.runs.run import Run
+
+CONTRACT = Contract(
+    off=IFCA(clusters=1),
+    one_group=IFCA(clusters=1),
+    paper_bytes=4 * 5187 * (3 + 1) * 3 * 50,
+    refused_with_privacy="numbers next to their model",
+)
 
 
 def two_kinds(run: Run) -> Run:

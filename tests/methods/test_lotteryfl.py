@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import make_run, play
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
@@ -22,6 +23,24 @@ from fedgrove.methods.lotteryfl import LotteryFL, State, packed, unpacked
 from fedgrove.nets import Net
 from fedgrove.problems import numbers
 from fedgrove.runs.run import Run
+
+CONTRACT = Contract(
+    # It prunes only what is good enough, which nothing is after a round.
+    small={"threshold": 0.0},
+    off=LotteryFL(density=1.0),
+    one_group=LotteryFL(density=1.0),
+    sends_masks=True,
+    # 150 draws of 4 clients: each is drawn 37 times and two once more. Nine tenths are left each time, down to half:
+    # 5056, 4550, 4095, 3686, 3317, 2985, 2686, 2528 weights, then 2528; and 131 biases. Each of the first seven times
+    # in between is once what goes up and once what comes down.
+    paper_bytes=4
+    * (
+        2 * 131 * 150
+        + 4 * (5056 + 2 * (4550 + 4095 + 3686 + 3317 + 2985 + 2686) + 2528)
+        + 2 * 2528 * (150 - 28)
+    ),
+    refused_with_privacy="mask of 'model'",
+)
 
 NET = Net(torch.nn.Linear(5, 1), (5,))
 FIRST = {"weight": torch.tensor([[0.5, 0.4, 0.3, 0.2, 0.1]]), "bias": torch.tensor([0.7])}

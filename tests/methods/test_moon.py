@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run, play, remembered
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 from torch import nn
 
@@ -15,7 +16,12 @@ from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import MOON, FedAvg
 from fedgrove.runs.memory import Memory
+from fedgrove.methods.moon import ModelContrast
 from fedgrove.runs.run import build
+
+CONTRACT = Contract(
+    off=MOON(contrast=ModelContrast(mu=0.0)),
+)
 
 
 def test_a_client_keeps_what_it_sent(tmp_path: Path) -> None:

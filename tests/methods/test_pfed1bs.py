@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_run, play, remembered, reports
+from tests.contract import Contract
 
 from fedgrove import methods, trees
 from fedgrove.core import Packet, Report
@@ -16,6 +17,15 @@ from fedgrove.errors import InputError
 from fedgrove.methods.pfed1bs.method import PFed1BS, State
 from fedgrove.methods.pfed1bs.sketch import SignPull
 from fedgrove.runs.rounds import plan
+
+CONTRACT = Contract(
+    alone=PFed1BS(pull=SignPull(weight=0.0, mu=0.0)),
+    why_no_liar_spoils_it="clients vote, and are sent signs",
+    paper_bytes=2 * 519 / 8 * 3 * 50,
+    refused_with_privacy="sketch",
+    # It projects all parameters in every step.
+    most_macs=1.6,
+)
 
 
 def test_the_vote_by_hand() -> None:

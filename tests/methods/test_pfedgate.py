@@ -1,9 +1,12 @@
+from __future__ import annotations
+
 import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from tests.conftest import make_run, play, remembered, reports
+from tests.contract import Contract
 
 import fedgrove
 from fedgrove import trees
@@ -15,6 +18,14 @@ from fedgrove.methods import PFedGate
 from fedgrove.methods.pfedgate.method import recovered
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.rounds import plan, plan_scoring
+
+CONTRACT = Contract(
+    off=PFedGate(budget=1.0),
+    sends_masks=True,
+    # All down; up half of the 5056 weights and 131 biases.
+    paper_bytes=4 * (5187 + 2528 + 131) * 3 * 50,
+    refused_with_privacy="mask of 'model'",
+)
 
 
 def test_blocks_that_a_client_does_not_use_count_as_they_were():

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import make_run, play
+from tests.contract import WHOLE, Contract
 
 from fedgrove import nets, trees
 from fedgrove.core import Packet, Report
@@ -20,6 +21,12 @@ from fedgrove.methods.qfedcg import largest_of
 from fedgrove.nets import Net
 from fedgrove.parts.one_model import OneModel
 from fedgrove.runs.rounds import plan
+
+CONTRACT = Contract(
+    off=QFedCG(share=1.0, bits=32),
+    # Half the values in a quarter of the bits, an eighth: 87.5 % less.
+    paper_bytes=WHOLE / 8,
+)
 
 UPDATE = {"a": torch.tensor([4.0, -1.0, 0.5]), "b": torch.tensor([[-2.0], [3.0], [0.25]])}
 

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import make_run, play, remembered, reports, tensors
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 from torch import nn
 
 import fedgrove
 from fedgrove import trees
+from fedgrove.channels.selection import FilterL1
 from fedgrove.channels.find_groups import make_channel_mask
 from fedgrove.channels.shrink import cut_channels
 from fedgrove.core import ClientInfo, Packet, Report, Setup
@@ -33,6 +35,21 @@ from fedgrove.runs.checkpoint import state_from_json, state_to_json
 from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.runs.run import Run
 from fedgrove.wire.codec import SubModel
+
+SLIM = {"densities": (0.5,), "guided": 1, "tune": 1, "score": FilterL1()}
+CONTRACT = Contract(
+    small=SLIM | {"clusters": 2},
+    off=SAFL(densities=()),
+    one_group=SAFL(densities=()),
+    sends_masks=True,
+    has_a_place_for_each_client=True,
+    # Half the units: 12*32+32 = 416, 32*32+32 = 1056, 32*3+3 = 99: 1571 in all. One round of stage 1 with all four,
+    # 49 of stage 2; K = 2: (2K + 1) M + p M.
+    paper_bytes=4 * (4 * (5 * 5187 + 1571) + 2 * 49 * 3 * 1571),
+    refused_with_privacy="numbers next to their model",
+    for_a_million={"densities": "0.5"},
+    net_with_norms=True,
+)
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))
 SHORT: dict[str, Any] = {"densities": (1.0, 0.75, 0.5), "guided": 2, "tune": 1, "local": CALM}

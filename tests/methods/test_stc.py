@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import answers, make_run, play, remembered, tensors
+from tests.contract import Contract
 from tests.methods.exchanges import exchanges
 
 import fedgrove
@@ -22,6 +23,16 @@ from fedgrove.runs.faults import Faults
 from fedgrove.runs.rounds import plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
 from fedgrove.trees import Tree
+
+CONTRACT = Contract(
+    off=STC(up=1.0, down=1.0, ternary=False),
+    # A hundredth of 5187 is 52; log(.618)/log(.99) = 47.9, so b* = 6, and .99^64 = .5256: 6 + 1/.4744 + 1 = 9.108 bits
+    # each and four bytes are 63.20. Four clients, three at a time: 4/3 updates come down for each that goes up.
+    paper_bytes=63.201 * (1 + 4 / 3) * 3 * 50,
+    # Its server rounds the sum to three values: the sum itself is looked at, not what rounding in the last bit makes of
+    # ties. A real protocol adds integers, without any rounding.
+    summed_with={"down": 1.0, "ternary": False},
+)
 
 HALF = STC(up=0.5, down=0.25)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import answers, make_run, play, remembered, small, tensors
+from tests.conftest import answers, make_run, play, remembered, tensors
+from tests.contract import small
 
 from fedgrove import methods, trees
 from fedgrove.core import (

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import federation, play, small, tensors
+from tests.conftest import federation, play, tensors
+from tests.contract import small
 
 import fedgrove as fg
 from fedgrove import data, methods, trees

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import make_run, play, remembered, small, tensors
+from tests.conftest import make_run, play, remembered, tensors
+from tests.contract import contract_of, small
 
 import fedgrove
 from fedgrove import methods, trees
@@ -28,28 +29,11 @@ from fedgrove.runs.privacy import Privacy
 from fedgrove.runs.rounds import plan, rounds
 
 REFUSED = {
-    "adfedwcp": "numbers next to their model",
-    "ca-afp": "evidence",
-    "feddst": "mask of 'model'",
-    "fedgen": "numbers next to their model",
-    "fedkd": "'u'",
-    "fedlayerprune": "mask of 'model'",
-    "fedlps": "mask of 'model'",
-    "fedmask": "mask of 'bits'",
-    "fedmp": "numbers next to their model",
-    "fedprune": "importance",
-    "fedsnip": "sensitivity",
-    "fixedprune": "mask of 'model'",
-    "global-ft": "evidence",
-    "grove": "send numbers next to their model (better, tried)",
-    "hermes": "mask of 'model'",
-    "ifca": "numbers next to their model",
-    "lotteryfl": "mask of 'model'",
-    "pfed1bs": "sketch",
-    "pfedgate": "mask of 'model'",
-    "safl": "numbers next to their model",
+    name: contract_of(name).refused_with_privacy
+    for name in methods.names()
+    if contract_of(name).refused_with_privacy
 }
-"""Methods whose clients send what cannot be protected, and a word of the sentence that says what."""
+"""Methods whose clients send what cannot be protected, and a part of the sentence that says what."""
 
 
 @pytest.fixture
@@ -101,10 +85,7 @@ def marked(name: str):
 def test_all_that_a_method_sends_is_clipped(name: str, tmp_path: Path) -> None:
     """Every message of a whole run; the first ones without privacy are longer, or nothing is sent."""
     clip = 0.05
-    method = small(name)
-    if name == "fedchar":
-        # So that groups are formed.
-        method = replace(method, warmup=1)
+    method = replace(small(name), **contract_of(name).forms_groups_with)
     run = make_run(method, tmp_path / "private", rounds=3, privacy=Privacy(clip, 0.0))
     seen = 0
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import answers, make_run, play, tensors
+from tests.contract import contract_of
 
 import fedgrove
 from fedgrove import data, methods, problems, seeds
@@ -361,19 +362,15 @@ def test_a_probe_asks_a_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(methods.names()))
 def test_a_million_clients_or_a_sentence(name: str, tmp_path: Path) -> None:
     """No method's first state has a place for each of a million clients."""
-    small_steps: dict[str, Any] = {"safl": {"densities": "0.5"}, "hermes": {"densities": "0.5"}}
-    small_steps["fedprune"] = {"every": 1}
+    contract = contract_of(name)
     words = {"data": "crowd", "clients": 1_000_000, "cohort": 2, "rounds": 2, "score_on": 2}
-    words |= {"set": small_steps.get(name, {}), "engine": "serial", "net": "bn-cnn2:width=4"}
+    words |= {"set": contract.for_a_million, "engine": "serial", "net": "bn-cnn2:width=4"}
     words |= {"out": tmp_path / "run", "progress": False}
-    with_a_place_for_each = ("adfedwcp", "clusterfl", "feddrop", "fedrolex", "fedwcp", "hermes")
-    if name in (*with_a_place_for_each, "fedapta", "fedlps", "heterofl", "safl"):
+    if contract.has_a_place_for_each_client:
         with pytest.raises(InputError, match="clients is 1000000; it must be at most 10000 with a"):
             fedgrove.run(name, **words)
         assert not (tmp_path / "run").exists()
         return
-    if name in ("ca-afp", "fedchar", "fedsnip", "global-ft"):
-        words["set"] = {"ask": 5}
     summary = fedgrove.run(name, **words).summary
     assert (summary["clients"], summary["scored"]) == (1_000_000, 2)
     manifest = (tmp_path / "run/checkpoint/latest.json").stat().st_size

@@ -47,7 +47,14 @@ from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Average
 from ..parts.common import CommonParts
-from ..parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
+from ..parts.group import (
+    AverageLinkage,
+    Bipartition,
+    Updates,
+    flatten_update,
+    joining_before_round,
+    nearest,
+)
 from ..parts.objective import Proximal
 from ..parts.one_model import dense_bytes
 from ..parts.quantise import Half
@@ -120,12 +127,9 @@ class FedCHAR(CommonParts):
             model = Packet(state.models[0])
             return [Task(client, {"model": model}, verb="cluster") for client in state.clients]
         reference = Packet(state.reference)
-        if state.joined < state.round:
-            # The groups were formed by a sample, so most clients of a cohort have none yet. They
-            # join in an exchange of their own, once before each round, and train in the round.
-            joining = strangers(cohort, state.groups, state.clients)
-            if joining:
-                return [Task(client, {"model": reference}, verb="cluster") for client in joining]
+        joining = joining_before_round(state, cohort)
+        if joining:
+            return [Task(client, {"model": reference}, verb="cluster") for client in joining]
         tasks = []
         for client in cohort:
             if client in state.groups:
@@ -137,42 +141,41 @@ class FedCHAR(CommonParts):
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of each group; newcomers join the group nearest to their update."""
+        is_warm_up = state.round < self.warmup
+        if not is_warm_up and not state.groups:
+            return self._form_groups(state, reports)
         means: dict[int, Average] = {}
-        newcomers = Updates(len(state.clients))
+        groups = dict(state.groups)
         for report in reports:
-            if "update" in report.give:
-                newcomers.add(report.of, report.give["update"].values)
+            if not is_warm_up and report.of not in state.groups:
+                update = flatten_update(report.give["update"].values)
+                groups[report.of] = nearest(update, state.centres)
                 continue
             group = state.groups.get(report.of, 0)
             if group not in means:
                 means[group] = self.mean.start(state.models[group])
             means[group].add(report.give["model"].values, report.examples)
-
-        if newcomers.whole and not state.groups:
-            return self._form_groups(state, newcomers)
-
+        if joining_before_round(state, groups):
+            # No round either: the cohort comes again, and trains.
+            return replace(state, groups=groups, joined=state.round)
         models = dict(state.models)
         for group, mean in means.items():
             models[group] = mean.value()
-        groups = dict(state.groups)
-        for client, update in newcomers.whole.items():
-            groups[client] = nearest(update, state.centres)
-        joined = strangers([*groups], state.groups, state.clients)
-        if joined and not means and state.joined < state.round:
-            # No round either: the cohort comes again, and trains.
-            return replace(state, groups=groups, joined=state.round)
         return replace(state, round=state.round + 1, models=models, groups=groups)
 
-    def _form_groups(self, state: State, newcomers: Updates) -> State:
+    def _form_groups(self, state: State, reports: Iterable[Report]) -> State:
         """Divide the clients; every group starts at the shared model. The round stays as it is."""
-        groups = newcomers.divide(self.grouping, self.clusters)
+        updates = Updates(len(state.clients))
+        for report in reports:
+            updates.add(report.of, report.give["update"].values)
+        groups = updates.divide(self.grouping, self.clusters)
         shared = state.models[0]
         return replace(
             state,
             models=dict.fromkeys(sorted(set(groups.values())), shared),
             groups=groups,
             reference=shared,
-            centres=newcomers.centres(groups),
+            centres=updates.centres(groups),
         )
 
     def work(self, verb: str) -> tuple[Stage, ...]:

@@ -120,25 +120,27 @@ class FedPrune(CommonParts):
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, and before a step also measures importances."""
-        is_before_step = state.round + 1 in self._steps(state.rounds)
-        verb = "train:importance" if is_before_step else "train"
+        verb = "train:importance" if self._is_before_step(state) else "train"
         return [Task(k, self.deliver(state, k), verb=verb) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean under the mask; at a step, a new mask."""
         mean = self.mean.start(state.model)
         importance = self.mean.start()
-        is_step = False
+        is_step = self._is_before_step(state)
         for report in reports:
             mean.add(report.give["model"].values, report.examples)
-            if "importance" in report.give:
+            if is_step:
                 importance.add(scores_of(report.give["importance"]), report.examples)
-                is_step = True
         after = replace(state, round=state.round + 1, model=mean.value())
         mask = state.mask
         if is_step:
             mask = self._new_mask(after, importance.value())
         return replace(after, model=trees.apply_mask(after.model, mask), mask=mask)
+
+    def _is_before_step(self, state: State) -> bool:
+        """Whether the mask is found anew after the next round."""
+        return state.round + 1 in self._steps(state.rounds)
 
     def _steps(self, rounds: int) -> range:
         """The numbers of completed rounds after which the mask is found anew; the last is no step.

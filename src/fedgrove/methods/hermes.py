@@ -158,8 +158,7 @@ class Hermes(CommonParts):
         pruning_rounds = len(self.schedule)
         if state.round >= pruning_rounds:
             return [Task(k, self.deliver(state, k)) for k in cohort]
-        is_last_of_stage = state.round == pruning_rounds - 1
-        verb = "prune:last" if is_last_of_stage else "prune"
+        verb = "prune:last" if self._is_last_of_stage(state) else "prune"
         density = self.schedule[state.round]
         return [Task(k, {}, {"density": density}, verb) for k in state.clients]
 
@@ -172,9 +171,9 @@ class Hermes(CommonParts):
             return replace(state, round=next_round, model=model)
         mean = self.mean.start(state.model)
         kept: dict[int, Channels] = {}
+        is_last = self._is_last_of_stage(state)
         for report in reports:
-            # Only the last round of stage 1 sends anything.
-            if "model" in report.give:
+            if is_last:
                 kept[report.of] = add_submodel(mean, report.give["model"], groups, report.examples)
         return replace(
             state,
@@ -182,6 +181,10 @@ class Hermes(CommonParts):
             model=mean.value(),
             kept=dict(sorted(kept.items())),
         )
+
+    def _is_last_of_stage(self, state: State) -> bool:
+        """Whether the next round is the last of stage 1, in which clients first send something."""
+        return state.round == len(self.schedule) - 1
 
     # ---- a client --------------------------------------------------------------------------------
 

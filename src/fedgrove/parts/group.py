@@ -6,7 +6,7 @@ library numbers them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -236,15 +236,36 @@ def nearest(vector: Tensor, centres: Mapping[int, Tensor]) -> int:
     return list(centres)[int(distances.argmin())]
 
 
-def strangers(cohort: Sequence[int], groups: Mapping[int, int], asked: Sequence[int]) -> list[int]:
-    """Clients of the cohort without a group that were not asked when the groups were formed.
+class GroupedState(Protocol):
+    """What a method's state knows of its groups."""
 
-    (Of many clients only a sample is asked. One that was asked and has no group missed it.)
+    @property
+    def round(self) -> int:
+        """Rounds completed."""
 
-    >>> strangers([1, 5, 7], groups={5: 0}, asked=(1, 5))
-    [7]
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The clients that formed the groups: all, or a sample of many."""
+
+    @property
+    def groups(self) -> Mapping[int, int]:
+        """By client; empty before the groups are formed."""
+
+    @property
+    def joined(self) -> int:
+        """The last round before which clients joined a group in an exchange of their own."""
+
+
+def joining_before_round(state: GroupedState, clients: Iterable[int]) -> list[int]:
+    """Clients that join a group in an exchange before the round, and then train in the round.
+
+    Of many clients only a sample forms the groups, so most clients of a cohort have none yet. They
+    join once before each round. (A client of the sample without a group missed the exchange in
+    which groups were formed; it is not among them.)
     """
-    return [client for client in cohort if client not in groups and client not in asked]
+    if not state.groups or state.joined == state.round:
+        return []
+    return [k for k in clients if k not in state.groups and k not in state.clients]
 
 
 def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
@@ -260,6 +281,11 @@ def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
     places = torch.randint(size, (vector.numel(),), generator=rng)
     signs = torch.randint(2, (vector.numel(),), generator=rng) * 2.0 - 1
     return torch.zeros(size).index_add_(0, places, vector.float() * signs)
+
+
+def flatten_update(update: Mapping[str, Tensor]) -> Tensor:
+    """An update as one vector of single precision; it may have come in 16 bits."""
+    return trees.flatten(trees.map(Tensor.float, update))
 
 
 class Updates:
@@ -278,7 +304,7 @@ class Updates:
 
     def add(self, client: int, update: Mapping[str, Tensor]) -> None:
         """Add one client's update."""
-        vector = trees.flatten({k: v.float() for k, v in update.items()})
+        vector = flatten_update(update)
         update_bytes = 4 * max(1, vector.numel())
         # At least one is held, however large: no group would have a centre otherwise.
         room = max(1, self._held // update_bytes)

@@ -208,7 +208,8 @@ class AdFedWCP(CommonParts):
             if self.importance != "alike":
                 said = [report.metrics[name] for name in _numbered(state.layers)]
                 omegas[report.of] = tuple(said)
-            if "model" in report.give:
+            # Before the first round clients only weigh their layers.
+            if state.asked:
                 mean.add(report.give["model"].values, report.examples)
                 k = self.centroids(state, report.of)
                 numbers += k

@@ -44,35 +44,43 @@ from torch import Tensor
 
 from ... import trees
 from ...core import (
-    Batches,
-    Carry,
-    Client,
     Edit,
-    ExpectedReport,
     Give,
-    Measure,
-    Outcome,
     Packet,
     Report,
     Setup,
     Stage,
     Task,
     Train,
-    expected_as_sent,
 )
 from ...errors import check
 from ...nets import Net
 from ...parts.aggregate import Average
 from ...parts.common import CommonParts
-from ...parts.gradient import Gradient
-from ...parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
+from ...parts.group import (
+    AverageLinkage,
+    Bipartition,
+    Updates,
+    flatten_update,
+    joining_before_round,
+    nearest,
+)
 from ...parts.mask import prune, regrow, weights_to_prune
-from ...parts.objective import Objective, Proximal
+from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes, send_model
-from ...parts.quantise import Half
 from ...trees import Mask, Tree
-from .evidence import Gather, Sums, evidence_packet, expected_evidence, variance, votes
-from .phases import Churn, Clock, Phase, Phases, are_phases, are_shares, whole_rounds
+from .client import (
+    expected_update,
+    measure_gradient,
+    model_and_evidence,
+    pull_to_reference,
+    send_trained,
+    send_update,
+    start_from_reference,
+    update_and_evidence,
+)
+from .evidence import Gather, Sums, variance, votes
+from .phases import Churn, Clock, Phase, Phases, are_phases, phase_lengths
 from .score import Blend
 
 
@@ -172,27 +180,12 @@ class CAAFP(CommonParts):
         return ""
 
     def lengths(self, rounds: int) -> tuple[int, int, int]:
-        """The phases of a run of so many rounds, in rounds.
-
-        Of shares, the ends of the first two phases are rounded down and the third takes the rest:
-        the sum is exact, and however short a run is, it prunes if it is meant to.
+        """The phases of a run of ``rounds`` rounds, in rounds.
 
         >>> CAAFP(phases=(0.3, 0.1, 0.6)).lengths(50), CAAFP(phases=(0.3, 0.3, 0.4)).lengths(2)
         ((15, 5, 30), (0, 1, 1))
         """
-        warm_up, stabilise, pruning = self.phases
-        if are_shares(self.phases):
-            end_of_warm_up = whole_rounds(warm_up * rounds)
-            end_of_stabilise = whole_rounds((warm_up + stabilise) * rounds)
-            phases = (end_of_warm_up, end_of_stabilise - end_of_warm_up, rounds - end_of_stabilise)
-        else:
-            phases = (int(warm_up), int(stabilise), int(pruning))
-        check(
-            sum(phases) == rounds,
-            "phases",
-            phases,
-            f"three numbers that sum to the rounds, {rounds}, or shares of them that sum to 1",
-        )
+        phases = phase_lengths(self.phases, rounds)
         pruning = phases[2]
         # A step before round 1 only makes the first mask: it does not move the density on.
         a_later_step_exists = any(step > 1 for step in self.schedule.steps(pruning))
@@ -235,66 +228,57 @@ class CAAFP(CommonParts):
         if not state.groups:
             # Alg. 1, lines 18-21: everyone, whoever is in the cohort.
             return [self._ask_for_update(state, client) for client in state.clients]
-        if state.joined < state.round:
-            # The groups were formed by a sample, so most clients of a cohort have none yet. They
-            # join in an exchange of their own, once before each round, and train in the round.
-            joining = strangers(cohort, state.groups, state.clients)
-            if joining:
-                return [self._ask_for_update(state, client) for client in joining]
+        joining = joining_before_round(state, cohort)
+        if joining:
+            return [self._ask_for_update(state, client) for client in joining]
         # Alg. 1, lines 32-35 and 58-62. A client that missed the clustering makes up for it in
         # place of this round's training. These clients come first: the order of tasks is the order
         # of reports.
         newcomers = [client for client in cohort if client not in state.groups]
         members = [client for client in cohort if client in state.groups]
         tasks = [self._ask_for_update(state, client) for client in newcomers]
-        # Found once for each group: its mask is counted for it.
-        grow_of: dict[int, int] = {}
-        tasks += [self._ask_to_train(state, client, grow_of) for client in members]
+        # Of each group: a search through its mask takes longer than to make a task.
+        regrown = self._regrown_by_group(state)
+        tasks += [self._ask_to_train(state, client, regrown) for client in members]
         return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mean of each group under its mask, newcomers to their groups, a step if it is due."""
+        is_warm_up = self._clock(state).phase is Phase.WARM_UP
+        if not is_warm_up and not state.groups:
+            # Alg. 1, lines 22-26. This was no round, so the round's number stays. Without a phase 2
+            # the first mask is made right here.
+            return self._prune_if_due(self._form_groups(state, reports))
         means: dict[int, Average] = {}
         gathered: dict[int, Gather] = {}
-        newcomers = Newcomers(Updates(len(state.clients)), {})
+        groups = dict(state.groups)
+        uses_evidence = not is_warm_up and self._uses_evidence(state)
         for report in reports:
-            if "update" in report.give:
-                newcomers.add(report)
+            if not is_warm_up and report.of not in state.groups:
+                update = flatten_update(report.give["update"].values)
+                groups[report.of] = nearest(update, state.centres)
                 continue
             group = state.groups.get(report.of, 0)
             trained = report.give["model"].values
             if group not in means:
                 means[group] = self.mean.start(state.models[group])
             means[group].add(trained, report.examples)
-            if "evidence" in report.give:
+            if uses_evidence:
                 if group not in gathered:
-                    gathered[group] = Gather(
-                        prunable_weights(state, group), active_weights(state, group)
-                    )
-                gathered[group].add(
-                    trees.flatten(trees.pick(trained, state.prunable)),
-                    report.give["evidence"].values,
-                )
-
-        if newcomers.updates.whole and not state.groups:
-            # Alg. 1, lines 22-26. This was no round, so the round's number stays. Without a phase 2
-            # the first mask is made right here.
-            return self._prune_if_due(self._form_groups(state, newcomers))
-
-        # Alg. 1, line 12 (all clients are in group 0), line 36 (no mask yet) or line 63.
-        models = dict(state.models)
-        for group, mean in means.items():
-            models[group] = trees.apply_mask(mean.value(), state.masks.get(group, {}))
-        evidence = dict(state.evidence)
-        for group, sums in gathered.items():
-            evidence[group] = sums.since(state.evidence.get(group, {}))
-        groups = dict(state.groups)
-        for client, update in newcomers.updates.whole.items():
-            groups[client] = nearest(update, state.centres)
-        joined = strangers([*groups], state.groups, state.clients)
-        if joined and not means and state.joined < state.round:
+                    model = prunable_weights(state, group)
+                    gathered[group] = Gather(model, active_weights(state, group))
+                weights = trees.flatten(trees.pick(trained, state.prunable))
+                gathered[group].add(weights, report.give["evidence"].values)
+        if joining_before_round(state, groups):
             # No round either: the cohort comes again, and trains.
             return replace(state, groups=groups, joined=state.round)
+        # Alg. 1, line 12 (all clients are in group 0), line 36 (no mask yet) or line 63.
+        models = dict(state.models)
+        evidence = dict(state.evidence)
+        for group, mean in means.items():
+            models[group] = trees.apply_mask(mean.value(), state.masks.get(group, {}))
+        for group, sums in gathered.items():
+            evidence[group] = sums.since(state.evidence.get(group, {}))
         state = replace(
             state, round=state.round + 1, models=models, groups=groups, evidence=evidence
         )
@@ -310,45 +294,67 @@ class CAAFP(CommonParts):
 
     # ---- what clients are asked for --------------------------------------------------------------
 
+    def _uses_evidence(self, state: State) -> bool:
+        """Whether a pruning step will use what clients measure in the next exchange."""
+        if not self._prunes(state):
+            return False
+        if not state.groups:
+            # Without a phase 2 the first mask is made from the clustering.
+            return state.phases[1] == 0 and self.first < 1
+        clock = self._clock(state)
+        if clock.next_step is None:
+            return False
+        if clock.phase is Phase.PRUNE:
+            return self.masks_move
+        # The first mask is made from the evidence of the `every` rounds before it.
+        return self.first < 1 and clock.rounds_until_prune <= self.every
+
     def _ask_for_update(self, state: State, client: int) -> Task:
         """The update that the client would make from the reference (Alg. 1, lines 17-20)."""
-        # Without a phase 2 the first mask is made from the clustering; late joiners come after it.
-        first_mask_is_next = not state.groups and state.phases[1] == 0
-        evidence_is_used = first_mask_is_next and self._prunes(state) and self.first < 1
-        verb = "cluster:evidence" if evidence_is_used else "cluster"
+        is_clustering = not state.groups
+        verb = "cluster"
+        # A client that joins later says nothing about the first mask, which is made by then.
+        if is_clustering and self._uses_evidence(state):
+            verb = "cluster:evidence"
         if state.phases[0] == 0:
             # The reference is w^(0), which the client draws from the seed itself.
             return Task(client, verb=verb)
         # state.reference is set only when groups are formed.
-        reference = state.reference if state.groups else state.models[0]
+        reference = state.models[0] if is_clustering else state.reference
         return Task(client, {"reference": Packet(reference)}, verb=verb)
 
-    def _ask_to_train(self, state: State, client: int, grow_of: dict[int, int]) -> Task:
-        """A trained model, and evidence if a pruning step will use it.
+    def _regrown_by_group(self, state: State) -> dict[int, int]:
+        """By group: how many weights its next step regrows; empty where no evidence is used."""
+        step = self._clock(state).next_step
+        if step is None or not self._uses_evidence(state):
+            return {}
+        regrown = {}
+        for group in state.models:
+            _, regrown[group] = self._sizes(state, group, step)
+        return regrown
 
-        ``grow_of`` holds by group what was found for other clients.
-        """
-        clock = self._clock(state)
+    def _ask_to_train(self, state: State, client: int, regrown: Mapping[int, int]) -> Task:
+        """A trained model, and evidence if a pruning step will use it."""
         model = self.deliver(state, client)
-        if clock.phase is Phase.PRUNE:
-            evidence_is_used = self.masks_move
-        else:
-            # The first mask is made from the evidence of the `every` rounds before it.
-            evidence_is_used = self.first < 1 and clock.rounds_until_prune <= self.every
-        step = clock.next_step
-        if step is None or not evidence_is_used or not self._prunes(state):
+        if not regrown:
             return Task(client, model, verb="train:near")
         # Of the pruned weights' gradients a client sends as many as that step will regrow.
-        group = state.groups[client]
-        if group not in grow_of:
-            _, grow_of[group] = self._sizes(state, group, step)
-        return Task(client, model, {"grow": grow_of[group]}, "train:evidence")
+        settings = {"grow": regrown[state.groups[client]]}
+        return Task(client, model, settings, "train:evidence")
 
     # ---- clustering and pruning ------------------------------------------------------------------
 
-    def _form_groups(self, state: State, newcomers: Newcomers) -> State:
+    def _form_groups(self, state: State, reports: Iterable[Report]) -> State:
         """Divide the clients; every group starts at the reference (Alg. 1, lines 22-26)."""
-        groups = newcomers.updates.divide(self.grouping, self.clusters)
+        updates = Updates(len(state.clients))
+        uses_evidence = self._uses_evidence(state)
+        signs: dict[int, Tensor] = {}
+        for report in reports:
+            updates.add(report.of, report.give["update"].values)
+            # Only of clients whose whole update is kept: both make the evidence.
+            if uses_evidence and report.of in updates.whole:
+                signs[report.of] = report.give["evidence"].values["scores.signs"]
+        groups = updates.divide(self.grouping, self.clusters)
         reference = state.models[0]
         weights = trees.flatten(trees.pick(reference, state.prunable))
         # The updates are the group's first evidence: they gather around 0 instead of a model.
@@ -356,18 +362,18 @@ class CAAFP(CommonParts):
         all_active = torch.ones_like(weights).bool()
         gathered: dict[int, Gather] = {}
         # Floating-point sums: clients are added in their order, not in that of their reports.
-        for client, signs in sorted(newcomers.signs.items()):
+        for client in sorted(signs):
             group = groups[client]
             if group not in gathered:
                 gathered[group] = Gather(no_update, all_active)
-            # An update starts with the prunable weights: see _send_update.
-            prunable_update = newcomers.updates.whole[client][: len(weights)]
-            gathered[group].add(prunable_update, {"scores.signs": signs})
+            # An update starts with the prunable weights: see send_update.
+            prunable_update = updates.whole[client][: len(weights)]
+            gathered[group].add(prunable_update, {"scores.signs": signs[client]})
         return replace(
             state,
             groups=groups,
             reference=reference,
-            centres=newcomers.updates.centres(groups),
+            centres=updates.centres(groups),
             models=dict.fromkeys(sorted(set(groups.values())), reference),
             evidence={group: sums.since({}) for group, sums in gathered.items()},
         )
@@ -429,64 +435,34 @@ class CAAFP(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, near the reference and with evidence as the phase asks; or one epoch's update."""
+        # A verb at a time: this is called for every task.
+        match verb:
+            case "train":
+                return (Train(self.objective, self.local), Give(send_model))
+            case "train:near" | "train:evidence":
+                return self._training(with_evidence=verb == "train:evidence")
+            case "cluster" | "cluster:evidence":
+                return self._clustering(with_evidence=verb == "cluster:evidence")
+        return {"use": ()}[verb]
+
+    def _training(self, with_evidence: bool) -> tuple[Stage, ...]:
         # Eq. 5.
         near_reference = self.objective + self.pull
+        train = Train(near_reference, self.local)
+        if not with_evidence:
+            return (Edit(pull_to_reference), train, Give(send_trained))
+        # Line 45: the gradient is taken at the model that was received, before training.
+        gradient = measure_gradient(near_reference)
+        return (Edit(pull_to_reference), gradient, train, Give(send_trained, model_and_evidence))
+
+    def _clustering(self, with_evidence: bool) -> tuple[Stage, ...]:
         one_epoch = None if self.local is None else replace(self.local, epochs=1)
-        return {
-            "train": (Train(self.objective, self.local), Give(send_model)),
-            "train:near": (
-                Edit(pull_to_reference),
-                Train(near_reference, self.local),
-                Give(self._send_trained),
-            ),
-            # Line 45: the gradient is taken at the model that was received, before training.
-            "train:evidence": (
-                Edit(pull_to_reference),
-                measure_gradient(near_reference),
-                Train(near_reference, self.local),
-                Give(self._send_trained, model_and_evidence),
-            ),
-            "cluster": (
-                Edit(start_from_reference),
-                Train(self.objective, one_epoch),
-                Give(self._send_update, expected_update),
-            ),
-            "cluster:evidence": (
-                Edit(start_from_reference),
-                measure_gradient(self.objective),
-                Train(self.objective, one_epoch),
-                Give(self._send_update, update_and_evidence),
-            ),
-            "use": (),
-        }[verb]
-
-    def _send_trained(self, carry: Carry, client: Client) -> Outcome:
-        """The trained model under its mask, and the evidence if it was measured."""
-        mask = carry.get("model.mask")
-        return Outcome({"model": Packet(carry["local"], mask), **self._evidence(carry, mask)})
-
-    def _send_update(self, carry: Carry, client: Client) -> Outcome:
-        """The update (Eq. 3), in 16 bits: only its direction counts."""
-        # Prunable weights first, so that the server finds them at the start of the flat update.
-        names = dict.fromkeys((*client.layout.prunable, *client.layout.params))
-        update = {k: carry["local"][k] - carry["model"][k] for k in names}
-        give = {"update": Packet(Half()(update)), **self._evidence(carry, None)}
-        if "reference" not in carry:
-            return Outcome(give)
-        # A reference that was sent is kept: all later rounds pull towards it.
-        return Outcome(give, memory={"reference": carry["reference"]})
-
-    def _evidence(self, carry: Carry, mask: Mask | None) -> dict[str, Packet]:
-        """What the gradient says of the weights; nothing if it was not measured."""
-        if "gradient" not in carry:
-            return {}
-        gradient = trees.flatten(carry["gradient"])
-        if mask is None:
-            active = torch.ones_like(gradient).bool()
-        else:
-            active = trees.flatten(trees.pick(mask, carry["gradient"]))
-        grow = int(carry["settings"].get("grow", torch.tensor(0)))
-        return {"evidence": evidence_packet(gradient, active, grow)}
+        begin = Edit(start_from_reference)
+        train = Train(self.objective, one_epoch)
+        if not with_evidence:
+            return (begin, train, Give(send_update, expected_update))
+        gradient = measure_gradient(self.objective)
+        return (begin, gradient, train, Give(send_update, update_and_evidence))
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Eq. 13: the density of each round over all parameters, and a dense exchange with all."""
@@ -508,20 +484,6 @@ PRESETS = {"paper": CAAFP(phases=(0, 0, 1))}
 other defaults are those of its UCI-HAR, and its data sets bring its local training."""
 
 
-@dataclass(frozen=True)
-class Newcomers:
-    """Updates of clients without a group, and the signs of their gradients where they sent them."""
-
-    updates: Updates
-    signs: dict[int, Tensor]
-
-    def add(self, report: Report) -> None:
-        """Add one client; signs only if its whole update is held, since both make the evidence."""
-        self.updates.add(report.of, report.give["update"].values)
-        if "evidence" in report.give and report.of in self.updates.whole:
-            self.signs[report.of] = report.give["evidence"].values["scores.signs"]
-
-
 def prunable_weights(state: State, group: int) -> Tensor:
     """A group's prunable weights as one vector."""
     return trees.flatten(trees.pick(state.models[group], state.prunable))
@@ -533,48 +495,3 @@ def active_weights(state: State, group: int) -> Tensor:
     if mask is None:
         return torch.ones_like(prunable_weights(state, group)).bool()
     return trees.flatten(mask)
-
-
-def measure_gradient(objective: Objective) -> Measure:
-    """The stage that takes the gradient at the model received, over the training data."""
-    return Measure("gradient", Gradient(objective), Batches("train"))
-
-
-def pull_to_reference(carry: Carry, client: Client) -> Carry:
-    """Set what the client is pulled to: the reference it keeps, or the network's start."""
-    return {"reference": client.start, **carry}
-
-
-def start_from_reference(carry: Carry, client: Client) -> Carry:
-    """Train from the reference that was sent, or from the network's start."""
-    return {**carry, "model": carry.get("reference", client.start)}
-
-
-# ---- what an answer holds ------------------------------------------------------------------------
-
-
-def expected_update(task: Task, net: Net) -> ExpectedReport:
-    """The update in 16 bits, prunable weights first."""
-    names = dict.fromkeys((*net.layout.prunable, *net.layout.params))
-    return ExpectedReport({"update": Half().form(trees.pick(net.blank(), names))})
-
-
-def update_and_evidence(task: Task, net: Net) -> ExpectedReport:
-    """The update, and a vote for every prunable weight: none is pruned yet."""
-    size = net.layout.prunable_size
-    votes_of_all = expected_evidence(size, active=size, grow=0)
-    return ExpectedReport({**expected_update(task, net).packets, "evidence": votes_of_all})
-
-
-def model_and_evidence(task: Task, net: Net) -> ExpectedReport:
-    """The model as it was sent, and evidence under its mask."""
-    model = task.send["model"]
-    weights = trees.pick(model.values, net.layout.prunable)
-    size = trees.size(weights)
-    active = size
-    if model.mask is not None:
-        active = sum(trees.count_true(model.mask[name]) for name in weights)
-    grow = task.settings["grow"]
-    assert isinstance(grow, int)
-    evidence = expected_evidence(size, active, grow)
-    return ExpectedReport({**expected_as_sent(task, net).packets, "evidence": evidence})

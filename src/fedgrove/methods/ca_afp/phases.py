@@ -164,7 +164,27 @@ def are_shares(phases: Phases) -> bool:
     return math.isclose(sum(phases), 1)
 
 
-def whole_rounds(length: float) -> int:
-    """A length in rounds, rounded down."""
+def phase_lengths(phases: Phases, rounds: int) -> tuple[int, int, int]:
+    """The phases of a run of ``rounds`` rounds, in rounds.
+
+    Of shares, the ends of the first two phases are rounded down and the third takes the rest: the
+    sum is exact, and however short a run is, it prunes if it is meant to.
+    """
+    warm_up, stabilise, pruning = phases
+    lengths = (int(warm_up), int(stabilise), int(pruning))
+    if are_shares(phases):
+        end_of_warm_up = _round_down(warm_up * rounds)
+        end_of_stabilise = _round_down((warm_up + stabilise) * rounds)
+        lengths = (end_of_warm_up, end_of_stabilise - end_of_warm_up, rounds - end_of_stabilise)
+    check(
+        sum(lengths) == rounds,
+        "phases",
+        lengths,
+        f"three numbers that sum to the rounds, {rounds}, or shares of them that sum to 1",
+    )
+    return lengths
+
+
+def _round_down(length: float) -> int:
     # 0.29 * 100 is 28.999999999999996, and still 29 rounds.
     return math.floor(length + 1e-9)

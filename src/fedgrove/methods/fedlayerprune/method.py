@@ -233,6 +233,7 @@ class FedLayerPrune(CommonParts):
         scores = self.mean.start(trees.map(torch.zeros_like, trees.pick(state.model, before)))
         evidence = self.mean.start()
         measured = False
+        regrows = self._regrows_after(state)
         for report in reports:
             packet = report.give["model"]
             votes.add(packet.mask, report.examples)
@@ -242,7 +243,7 @@ class FedLayerPrune(CommonParts):
                 # pruned by themselves: theirs is the mean over those who have the channel.
                 kept = {name: leaf for name, leaf in kept.items() if name not in before}
             mean.add(packet.values, report.examples, kept)
-            if "scores" in report.give:
+            if regrows and isinstance(self.score, Fisher):
                 pruned = _outside(packet.mask, before)
                 scores.add(scores_of(report.give["scores"]), report.examples, pruned)
             if self.rates.measures is not None:
@@ -253,7 +254,7 @@ class FedLayerPrune(CommonParts):
             # Where nobody kept a weight Eq. 11 gives 0; the server keeps the value it has.
             model = _where_kept(votes.anybody(), model, state.model)
         mask = votes.value()
-        if self._regrows_after(state):
+        if regrows:
             importance = scores.value()
             if isinstance(self.score, Magnitude):
                 importance = self.score(trees.pick(model, before))
