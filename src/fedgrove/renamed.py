@@ -232,6 +232,14 @@ NAMES = {
 }
 """Names that changed inside a module, or moved out of it: old name, new name."""
 
+STATE_FIELDS = {
+    "asked": "weighed",
+    "held": "client_versions",
+    "holdings": "client_views",
+    "told": "reported",
+}
+"""Fields of methods' states that changed, for checkpoints written before: old name, new name."""
+
 
 def find_renamed(module: str, name: str) -> Any:
     """Return what ``module`` calls ``name`` today, and warn.

@@ -15,8 +15,8 @@ from fedgrove.core import Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, FedGen
-from fedgrove.runs.memory import Memory
 from fedgrove.methods.fedgen.generator import GeneratedFeatures, GeneratorTraining
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
 
 FEW = {"samples": 8, "noise": 3, "hidden": 5, "training": GeneratorTraining(steps=3)}

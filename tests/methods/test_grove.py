@@ -24,8 +24,8 @@ from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.faulty import Faulty
 from fedgrove.errors import InputError, UnfitError
-from fedgrove.methods.grove import client_views as holdings
-from fedgrove.methods.grove.method import ALL, Grove, State, added
+from fedgrove.methods.grove import client_views
+from fedgrove.methods.grove.method import ALL, Grove, State, add_merits
 from fedgrove.methods.grove.stability import Found, HeldOutGroups
 from fedgrove.nets import Net
 from fedgrove.runs.faults import Faults
@@ -71,7 +71,7 @@ def state_of(model: list[float], *, has_versions: bool = False, **words: Any) ->
         "down": 0.25,
         "models": {ALL: tree},
         "statistics": {ALL: {}},
-        "holdings": holdings.first(tree, ALL, has_versions),
+        "client_views": client_views.first(tree, ALL, has_versions),
         "groups": {},
         "evidence": {},
         "merits": {},
@@ -102,14 +102,14 @@ def test_the_server_by_hand(has_versions: bool) -> None:
     assert after.round == 4
     assert after.models[ALL]["w"].tolist() == [3.0, 4.0, -4.0, 1.0]
     if has_versions:
-        assert after.holdings.published is not None
-        assert after.holdings.published.models[ALL]["w"].tolist() == [1.0, 1.0, -4.0, 1.0]
-        assert after.holdings.published.held == {5: (ALL, 0), 8: (ALL, 0)}
-        assert after.holdings.left[ALL]["w"].tolist() == [2.0, 3.0, 0.0, 0.0]
+        assert after.client_views.published is not None
+        assert after.client_views.published.models[ALL]["w"].tolist() == [1.0, 1.0, -4.0, 1.0]
+        assert after.client_views.published.client_versions == {5: (ALL, 0), 8: (ALL, 0)}
+        assert after.client_views.left[ALL]["w"].tolist() == [2.0, 3.0, 0.0, 0.0]
         assert set(method.deliver(after, 5)) == {"missed0"}
     else:
         # They held all of the old model; of the new one the largest difference is sent, -5.
-        assert after.holdings.views[8]["w"].tolist() == [1.0, 1.0, 1.0, 1.0]
+        assert after.client_views.views[8]["w"].tolist() == [1.0, 1.0, 1.0, 1.0]
         sent = method.deliver(after, 5)["change"].values["w"]
         assert sent.tolist() == [0.0, 0.0, -5.0, 0.0]
 
@@ -120,9 +120,9 @@ def test_whole_models_count_by_how_they_moved(has_versions: bool) -> None:
     # Up travels the whole model: it moved by 1, -1, and the group's model moves by twice that; the
     # mean of the models themselves would pull it back to what clients hold.
     began = [0.0, 0.0] if has_versions else [4.0, 0.0]
-    held = holdings.first({"w": torch.zeros(2)}, ALL, has_versions)
+    held = client_views.first({"w": torch.zeros(2)}, ALL, has_versions)
     method = Grove(up=1.0, down=0.5, step=2.0, home=False, own="none", finding=ALONE)
-    state = state_of([4.0, -2.0], holdings=held, down=0.5)
+    state = state_of([4.0, -2.0], client_views=held, down=0.5)
     trained = Packet({"w": torch.tensor(began) + torch.tensor([1.0, -1.0])})
     after = method.fold(state, [Report(0, {"model": trained}, 5)])
     assert after.models[ALL]["w"].tolist() == [6.0, -4.0]
@@ -138,11 +138,11 @@ def test_the_client_by_hand(tmp_path: Path) -> None:
     left = trees.map(torch.zeros_like, shared(run))
     left["fc1.bias"][2] = 1.0
     client = run.client(task, {"left": left})
-    carry = run.method._begin({"change": trees.map(torch.zeros_like, shared(run))}, client)
+    carry = run.method.client.begin({"change": trees.map(torch.zeros_like, shared(run))}, client)
     changes = torch.zeros_like(client.start["fc1.bias"])
     changes[:3] = torch.tensor([3.0, -2.0, 1.0])
     carry["local"] = {**carry["model"], "fc1.bias": carry["model"]["fc1.bias"] + changes}
-    outcome = run.method._give(carry, client)
+    outcome = run.method.client.send(carry, client)
     sent = outcome.give["change"].values
     assert sent["fc1.bias"][:4].tolist() == pytest.approx([2.5, -2.5, 0.0, 0.0])
     assert outcome.memory["left"]["fc1.bias"][:4].tolist() == pytest.approx([0.5, 0.5, 2.0, 0.0])
@@ -150,16 +150,18 @@ def test_the_client_by_hand(tmp_path: Path) -> None:
     assert trees.identical(outcome.memory["held"], shared(run))
     assert set(outcome.memory["kept"]) == set(client.layout.head)
     # It goes on from there, and what it uses is half of its last step from the model.
-    used = run.method._use({**outcome.memory, "change": zeros(run)}, client)["model"]
+    used = run.method.client.use({**outcome.memory, "change": zeros(run)}, client)["model"]
     moved = used["fc1.bias"] - client.start["fc1.bias"]
     assert moved[:3].tolist() == pytest.approx([1.5, -1.0, 0.5])
 
 
 def test_what_clients_say_of_models_by_hand() -> None:
     """.9 (1 + .5 * 4 - .25 * 8) = .9 and .9 (10 + 4 + 8) = 19.8."""
-    after = added({1: (1.0, 10.0), 2: (3.0, 4.0)}, {1: [(0.5, 4.0), (-0.25, 8.0)]})
-    assert after[1] == pytest.approx((0.9, 19.8))
-    assert after[2] == (3.0, 4.0)
+    after = add_merits((1.0, 10.0), [(0.5, 4.0), (-0.25, 8.0)])
+    assert after == pytest.approx((0.9, 19.8))
+    # A group of which nobody reports keeps what it has.
+    state = state_of([1.0], merits={1: (1.0, 10.0)})
+    assert Grove(finding=ALONE).fold(state, [report(5, 2, [1.0])]).merits == {1: (1.0, 10.0)}
 
 
 def test_nobody_claims_more_examples_than_it_has() -> None:
@@ -174,14 +176,19 @@ def test_a_loss_below_zero_is_still_a_vote(tmp_path: Path) -> None:
     run = make_run(Grove(finding=ALONE), tmp_path)
     (task, *_) = plan(run, run.initial_state)
     client = run.client(task, {})
-    carry = run.method._begin({"change": zeros(run)}, client)
+    carry = run.method.client.begin({"change": zeros(run)}, client)
     carry["local"] = carry["model"]
     carry["merit"] = {"better": 2 * torch.tensor(3.0).exp(), "tried": torch.tensor(2.0)}
-    assert run.method._give(carry, client).metrics == {"better": 1.0, "tried": 2.0}
+    assert run.method.client.send(carry, client).metrics == {"better": 1.0, "tried": 2.0}
+
+
+def mask_of(method: Grove, state: State, client: int) -> trees.Mask | None:
+    group = state.groups.get(client, ALL)
+    return method._masks(state).of(group, state.narrow.get(client, 1.0))
 
 
 def shared(run: Run) -> trees.Tree:
-    return trees.pick(run.params, run.method._names(run.net.layout)[0])
+    return trees.pick(run.params, run.method.client.shared_names(run.net.layout)[0])
 
 
 def zeros(run: Run) -> trees.Tree:
@@ -231,7 +238,7 @@ def test_both_sides_know_what_a_client_holds(
             memory = run.memory.read(client, run.memory.files.get(client))
             held = memory.get("held", shared(run))
             if server == "views":
-                view = state.holdings.views.get(client, state.holdings.initial)
+                view = state.client_views.views.get(client, state.client_views.initial)
                 assert trees.distance(held, view) < 1e-12
             # What it holds once it has read what it would be sent now.
             carry: dict[str, Any] = dict(memory)
@@ -240,16 +247,18 @@ def test_both_sides_know_what_a_client_holds(
                 if packet.mask:
                     carry[f"{name}.mask"] = packet.mask
             member = run.client(plan_for(run, state, client), {})
-            now = trees.pick(method._begin(carry, member)["model"], held)
+            now = trees.pick(method.client.begin(carry, member)["model"], held)
             group = state.groups.get(client, ALL)
-            mask = method._mask(state, client, {}) or {}
+            mask = mask_of(method, state, client) or {}
             if server == "views":
                 model = state.models[group]
-                expected = holdings.next_view(state.holdings, client, model, 0.1, mask or None)
+                expected = client_views.next_view(
+                    state.client_views, client, model, 0.1, mask or None
+                )
             else:
-                expected = trees.apply_mask(state.holdings.published.models[group], mask)
+                expected = trees.apply_mask(state.client_views.published.models[group], mask)
                 # And what is left adds up to the model.
-                whole = trees.map(torch.add, expected, state.holdings.left[group])
+                whole = trees.map(torch.add, expected, state.client_views.left[group])
                 model = trees.apply_mask(state.models[group], mask)
                 assert trees.distance(trees.apply_mask(whole, mask), model) < 1e-12
             assert trees.distance(now, expected) < 1e-12
@@ -301,11 +310,11 @@ def test_many_clients_need_no_more_of_the_server(tmp_path: Path) -> None:
         memory = Memory(tmp_path / str(length))
         run = build(method, federation, memory, net="mlp:hidden=64", rounds=length, cohort=3)
         state = play(run, Serial())
-        assert state.holdings.published is not None
-        assert not state.holdings.views
+        assert state.client_views.published is not None
+        assert not state.client_views.views
         assert len(state.evidence) <= 8
         sizes.append(sum(leaf.numel() for leaf in tensors(state).values()))
-        assert len(pickle.dumps(state.holdings.published.held)) < 10_000
+        assert len(pickle.dumps(state.client_views.published.client_versions)) < 10_000
     assert sizes[1] <= 1.5 * sizes[0]
 
 
@@ -387,7 +396,7 @@ def test_a_weak_device_has_fewer_channels_from_the_start(tmp_path: Path) -> None
 def test_a_narrow_model_lies_within_its_groups(tmp_path: Path) -> None:
     run = with_weak(make_run(Grove(density=0.75, thin=0.0, multiple=1), tmp_path, net="har-cnn"), 2)
     state = run.initial_state
-    wide, narrow = (run.method._mask(state, client, {}) for client in (0, 2))
+    wide, narrow = (mask_of(run.method, state, client) for client in (0, 2))
     fewer = 0
     for name, kept in narrow.items():
         assert not bool((kept & ~wide[name]).any())

@@ -15,8 +15,8 @@ from fedgrove import data, trees
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import MOON, FedAvg
-from fedgrove.runs.memory import Memory
 from fedgrove.methods.moon import ModelContrast
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
 
 CONTRACT = Contract(

@@ -18,8 +18,8 @@ from torch import nn
 
 import fedgrove
 from fedgrove import trees
-from fedgrove.channels.selection import FilterL1
 from fedgrove.channels.find_groups import make_channel_mask
+from fedgrove.channels.selection import FilterL1
 from fedgrove.channels.shrink import cut_channels
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Pool, Serial

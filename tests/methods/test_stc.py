@@ -58,7 +58,7 @@ def test_the_server_by_hand() -> None:
     assert after.published.models[0]["w"].tolist() == [1.0, 1.0, -1.5, 1.0]
     assert after.left["w"].tolist() == [2.0, 1.5, 0.0, 0.0]
     # Those who reported hold what they were sent, version 0.
-    assert after.published.held == {5: (0, 0), 8: (0, 0)}
+    assert after.published.client_versions == {5: (0, 0), 8: (0, 0)}
     assert after.published.numbers == {0: 1}
 
 
@@ -154,7 +154,7 @@ def test_a_million_clients_need_no_more_of_the_server(tmp_path: Path) -> None:
     state = play(run, Serial())
     # Half a model of 8 bytes a number, at 12 bytes for a tenth: three updates, of two clients each, and the last.
     assert len(state.published.updates[0]) == 3
-    assert len(state.published.held) <= 2 * 4
+    assert len(state.published.client_versions) <= 2 * 4
 
 
 # ---- the last layer at home ----------------------------------------------------------------------

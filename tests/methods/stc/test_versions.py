@@ -70,7 +70,7 @@ def test_too_old_is_sent_whole_and_forgotten() -> None:
     assert list(versions.packets(state, 1)) == ["model"]
     assert list(versions.packets(state, 2)) == ["missed0"]
     # Of client 1 nothing is known any more; it is told from nobody else by that.
-    assert state.held == {2: (0, 2)}
+    assert state.client_versions == {2: (0, 2)}
     old = {"held": vector(*[9.0] * 8)}
     assert trees.equal(received(state, 1, old, start), state.models[0])
 
@@ -189,7 +189,7 @@ def test_who_changes_groups_after_long_is_sent_the_model_whole() -> None:
     # Once no history reaches back to what it holds, nothing need be known of it.
     for place in range(3):
         state = versions.publish(state, one_of(place, 1.0), room=0.5, group=2)
-    assert state.held == {}
+    assert state.client_versions == {}
     assert trees.equal(received(state, 7, held, start, 2), state.models[2])
 
 
@@ -229,7 +229,7 @@ def test_whoever_takes_part_when_holds_the_published_model(turns, room: float, s
         state = versions.publish(state, SparseTernary(0.2)(update), room)
         # Bounded, whoever takes part: 6 of 30 numbers with their places take 48 bytes, the model 120.
         assert len(state.updates[0]) <= room * 120 / 48
-        assert len(state.held) <= 4
+        assert len(state.client_versions) <= 4
 
 
 def test_it_can_be_written_and_read() -> None:
@@ -238,10 +238,10 @@ def test_it_can_be_written_and_read() -> None:
     tensors: Tree = {}
     frozen = state_to_json(state, tensors)
     again = state_from_json(frozen, tensors, versions.first(vector(0.0, 0.0)))
-    assert (again.numbers, again.origins, again.held) == (
+    assert (again.numbers, again.origins, again.client_versions) == (
         state.numbers,
         state.origins,
-        state.held,
+        state.client_versions,
     )
     assert trees.equal(again.models[2], state.models[2])
     assert trees.equal(again.updates[1][0], state.updates[1][0])

@@ -91,8 +91,8 @@ class State:
     """Examples of any client."""
     omegas: dict[int, tuple[float, ...]]
     """The importance of every layer, by client, as the client last said."""
-    asked: bool = False
-    """Whether clients have said so before the first round."""
+    weighed: bool = False
+    """Whether clients have weighed their layers before the first round."""
     accuracy: float | None = None
     """The clients' mean accuracy on their training data in the last round."""
     change: float = 0.0
@@ -161,7 +161,7 @@ class AdFedWCP(CommonParts):
             fewest=min(examples for examples, *_ in devices.values()),
             most=max(examples for examples, *_ in devices.values()),
             omegas=dict.fromkeys(clients, tuple(omega)),
-            asked=self.importance in ("magnitude", "alike"),
+            weighed=self.importance in ("magnitude", "alike"),
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -170,7 +170,7 @@ class AdFedWCP(CommonParts):
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """All clients weigh their layers first; then the cohort trains."""
-        if not state.asked:
+        if not state.weighed:
             return [Task(client, verb="weigh") for client in state.devices]
         model = {"model": Packet(self._broadcast(state))}
         tasks = []
@@ -209,16 +209,16 @@ class AdFedWCP(CommonParts):
                 said = [report.metrics[name] for name in _numbered(state.layers)]
                 omegas[report.of] = tuple(said)
             # Before the first round clients only weigh their layers.
-            if state.asked:
+            if state.weighed:
                 mean.add(report.give["model"].values, report.examples)
                 k = self.centroids(state, report.of)
                 numbers += k
                 counted.append(_counted_share(state, k))
                 if "accuracy" in report.metrics:
                     accuracies.append(report.metrics["accuracy"])
-        if not state.asked:
+        if not state.weighed:
             # Not a round: its number stays 0.
-            return replace(state, omegas=omegas, asked=True)
+            return replace(state, omegas=omegas, weighed=True)
         now = sum(accuracies) / len(accuracies) if accuracies else state.accuracy
         change = 0.0
         if now is not None and state.accuracy is not None:

@@ -70,15 +70,15 @@ MOST_EXAMPLES = 1e9
 
 @dataclass(frozen=True)
 class State:
-    """The model, the generator, and how many examples of each class clients have told of."""
+    """The model, the generator, and how many examples of each class clients have reported."""
 
     round: int
     model: Tree
     generator: Tree
     counts: tuple[float, ...]
-    """By class: the sum of what each client told last."""
-    told: dict[int, tuple[float, ...]]
-    """By client that has taken part: what it told last."""
+    """By class: the sum of what each client reported last."""
+    reported: dict[int, tuple[float, ...]]
+    """By client that has taken part: what it reported last."""
 
 
 @dataclass(frozen=True)
@@ -131,29 +131,29 @@ class FedGen(CommonParts):
         return [Task(k, send, settings) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean is the next model; a client's labels count once, as told last."""
+        """The weighted mean is the next model; a client's labels count once, as reported last."""
         mean = self.mean.start(state.model)
         labels = range(len(state.counts))
-        told = dict(state.told)
+        reported = dict(state.reported)
         for report in reports:
             mean.add(report.give["model"].values, report.examples)
-            told[report.of] = tuple(report.metrics[label_name(label)] for label in labels)
+            reported[report.of] = tuple(report.metrics[label_name(label)] for label in labels)
         # Added up anew: by differences a liar's fractions could leave a count below 0.
-        told = dict(sorted(told.items()))
-        counts = tuple(math.fsum(own[label] for own in told.values()) for label in labels)
+        reported = dict(sorted(reported.items()))
+        counts = tuple(math.fsum(own[label] for own in reported.values()) for label in labels)
         return replace(
             state,
             round=state.round + 1,
             model=mean.value(),
             counts=counts,
-            told=told,
+            reported=reported,
         )
 
     def train_server(self, state: State, server: Server) -> State:
         """Alg. 1, the generator's steps."""
         shares = torch.tensor(state.counts, dtype=torch.float64)
         if not shares.sum():
-            # Nobody has told of a class.
+            # No client has reported a class.
             return state
         net = server.nets["generator"]
         layout = server.nets["model"].layout
@@ -178,19 +178,19 @@ class FedGen(CommonParts):
     def _draw(self, carry: Carry, client: Client) -> Carry:
         """Features of classes that this client has a place for, as often as all have them."""
         generator = client.nets["generator"]
-        told = carry["settings"]["counts"]
-        own = carry["labels"].get("is_class", torch.ones_like(told)) > 0
-        asked = torch.where(own, told, torch.zeros_like(told)).double()
-        is_known = bool(asked.sum() > 0)
+        counts = carry["settings"]["counts"]
+        own = carry["labels"].get("is_class", torch.ones_like(counts)) > 0
+        weights = torch.where(own, counts, torch.zeros_like(counts)).double()
+        is_known = bool(weights.sum() > 0)
         if not is_known:
-            asked = torch.ones_like(asked)
+            weights = torch.ones_like(weights)
         random = torch_rng(client.seed, "generated")
-        y = torch.multinomial(asked, self.samples, replacement=True, generator=random)
-        noise = torch.randn(self.samples, self.noise, generator=random).to(told.dtype)
+        y = torch.multinomial(weights, self.samples, replacement=True, generator=random)
+        noise = torch.randn(self.samples, self.noise, generator=random).to(counts.dtype)
         with torch.no_grad():
-            inputs = generator_inputs(y, noise, len(told))
+            inputs = generator_inputs(y, noise, len(counts))
             z = generator(carry["generator"], inputs, train=False).logits
-        weight = torch.tensor(float(is_known), dtype=told.dtype)
+        weight = torch.tensor(float(is_known), dtype=counts.dtype)
         generated = {"z": z, "y": y, "own": own, "weight": weight}
         return {**carry, self.generated.of: generated}
 

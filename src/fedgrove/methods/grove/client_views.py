@@ -1,14 +1,14 @@
-"""What each client holds of its group's model, and what brings it nearer: two ways to know.
+"""What each client has received of its group's model, and what is sent to bring it up to date.
 
-With *views* the server keeps a model for each client that has reported, V_k, and sends the largest
-of the difference to its group's model W_g. Nothing is lost for good: what is left out is still in
-the difference the next time. With *versions* it keeps for each group what it has published, P_g,
-with a bounded history (:mod:`.versions`), and sends what a client has missed; after each round it
-publishes the largest of W_g - P_g.
+There are two ways to know it. With *views* the server keeps a model for each client that has
+reported, V_k, and sends the largest of the difference to its group's model W_g. Nothing is dropped:
+what is left out is still in the difference the next time. With *versions* it keeps for each group
+what it has published, P_g, with a bounded history (:mod:`fedgrove.methods.stc.versions`), and sends
+what a client has missed; after each round it publishes the largest of W_g - P_g.
 
-Either way both sides agree. A client takes what it then holds into its memory as "held", and the
-server notes it when it folds the client's report; where an exchange is lost neither happens, as the
-client goes back to the memory that the next task names. At first all hold the initial model, which
+Both sides agree. A client keeps the model it has received in its memory as "held", and the server
+notes it when it folds the client's report. If an exchange is lost neither happens: the client goes
+back to the memory that the next task names. At first all clients have the initial model, which
 costs no bytes.
 """
 
@@ -30,21 +30,22 @@ from ..stc import versions
 from ..stc.ternary import coded
 from ..stc.versions import MISSED, Versions
 
-Sums = dict[tuple[int, int], Mapping[str, Packet]]
+MissedUpdates = dict[tuple[int, int], Mapping[str, Packet]]
+"""By group and number of missed updates: what was made for other clients."""
 CHANGE = "change"
 """The packet of a coded difference."""
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """What clients hold: views, or versions."""
+class ClientViews:
+    """What clients have received of their groups' models: views, or versions."""
 
     initial: Tree
-    """What clients hold that have never reported."""
+    """The model of clients that have never reported."""
     views: dict[int, Tree]
-    """By client: what it holds."""
+    """By client: the model it has received."""
     published: Versions | None
-    """In place of views: what is published, by group, and which version a client holds."""
+    """Replaces views: what is published, by group, and which version a client has."""
     left: dict[int, Tree]
     """With versions, by group: what of its model is not published yet, W_g - P_g."""
 
@@ -58,7 +59,7 @@ class Holdings:
 
 
 class Sent(NamedTuple):
-    """A change that was made for a client, and what it was made of, which says whether it fits."""
+    """A change that was made for a client, and what it was made of: does it still fit?"""
 
     model: Tree
     share: float
@@ -66,38 +67,38 @@ class Sent(NamedTuple):
     change: Tree
 
 
-def first(model: Tree, group: int, has_versions: bool) -> Holdings:
-    """All hold the initial model."""
+def first(model: Tree, group: int, has_versions: bool) -> ClientViews:
+    """All clients have the initial model."""
     if not has_versions:
-        return Holdings(model, {}, None, {})
+        return ClientViews(model, {}, None, {})
     left = {group: trees.map(torch.zeros_like, model)}
-    return Holdings(model, {}, versions.first(model, group), left)
+    return ClientViews(model, {}, versions.first(model, group), left)
 
 
 # ---- what is sent --------------------------------------------------------------------------------
 
 
 def packets(
-    holdings: Holdings,
+    views: ClientViews,
     client: int,
     group: int,
     model: Tree,
     share: float,
     mask: Mask | None,
-    known: Sums,
+    known: MissedUpdates,
     will_report: bool = False,
 ) -> dict[str, Packet]:
-    """What brings a client nearer to its group's model, under the mask of what it has of it.
+    """What brings a client nearer to its group's model, under the mask of its channels.
 
-    ``known`` holds sums of missed updates that were made before, for others. Of who ``will_report``
-    :func:`next_view` asks for the same again.
+    ``known`` has the sums of missed updates that were made for other clients. For a client that
+    ``will_report``, :func:`next_view` needs the change again: it is remembered.
     """
-    if holdings.published is None:
-        change = _change(holdings, client, model, share, mask)
+    if views.published is None:
+        change = _change(views, client, model, share, mask)
         if will_report:
-            holdings.sent[client] = Sent(model, share, mask, change)
+            views.sent[client] = Sent(model, share, mask, change)
         return {CHANGE: make_masked_packet(change, mask)}
-    send = dict(versions.packets(holdings.published, client, group, known))
+    send = dict(versions.packets(views.published, client, group, known))
     if not mask:
         return send
     if not send:
@@ -109,7 +110,7 @@ def packets(
 
 
 def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
-    """On the client: what it holds now, and the carry without what that was made of.
+    """On the client: its group's model as received, and the carry without what that was made of.
 
     ``start`` is the initial model. A whole model may have been sent as well, as "model".
     """
@@ -124,85 +125,85 @@ def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
 
 
 def next_view(
-    holdings: Holdings, client: int, model: Tree, share: float, mask: Mask | None
+    views: ClientViews, client: int, model: Tree, share: float, mask: Mask | None
 ) -> Tree:
-    """What a client holds that was sent :func:`packets`."""
-    held = _view(holdings, client)
-    change = _change(holdings, client, model, share, mask)
+    """The model of a client after it received :func:`packets`."""
+    before = _view(views, client)
+    change = _change(views, client, model, share, mask)
     # A cohort may be large.
-    holdings.sent.pop(client, None)
-    view = trees.map(torch.add, held, change)
+    views.sent.pop(client, None)
+    view = trees.map(torch.add, before, change)
     return trees.apply_mask(view, mask or {})
 
 
 def publish(
-    holdings: Holdings,
+    views: ClientViews,
     group: int,
     step: Mapping[str, Tensor],
     share: float,
     mask: Mask | None,
     reported: Sequence[int],
     room: float,
-) -> Holdings:
+) -> ClientViews:
     """The next version, once a group's model has moved by ``step``.
 
-    Those who have ``reported`` hold the last one.
+    Clients that have ``reported`` have the last one.
     """
-    assert holdings.published is not None
-    noted = versions.note(holdings.published, reported, group)
+    assert views.published is not None
+    noted = versions.note(views.published, reported, group)
     # W_g - P_g as a sum of what was left and the new step: a difference of the two would round, and
     # rounding would decide which of equal changes are published.
-    owed = trees.map(torch.add, holdings.left[group], step)
+    owed = trees.map(torch.add, views.left[group], step)
     update = coded(share, owed, mask)
     return replace(
-        holdings,
+        views,
         published=versions.publish(noted, update, room, group),
-        left={**holdings.left, group: trees.sub(owed, update)},
+        left={**views.left, group: trees.sub(owed, update)},
     )
 
 
-def branch(holdings: Holdings, groups: Sequence[int], of: int) -> Holdings:
-    """New groups beside one, with what it has published."""
-    if holdings.published is None:
-        return holdings
-    published = versions.branch(holdings.published, groups, of, stays=True)
-    left = {**holdings.left, **dict.fromkeys(groups, holdings.left[of])}
-    return replace(holdings, published=published, left=left)
+def branch(views: ClientViews, groups: Sequence[int], of: int) -> ClientViews:
+    """New groups next to one, with what it has published."""
+    if views.published is None:
+        return views
+    published = versions.branch(views.published, groups, of, stays=True)
+    left = {**views.left, **dict.fromkeys(groups, views.left[of])}
+    return replace(views, published=published, left=left)
 
 
-def forget(holdings: Holdings, clients: Iterable[int]) -> Holdings:
+def forget(views: ClientViews, clients: Iterable[int]) -> ClientViews:
     """These clients may have other channels now: with versions they are sent the whole model.
 
     A view shows itself what a client lacks.
     """
-    if holdings.published is None:
-        return holdings
-    return replace(holdings, published=versions.forget(holdings.published, clients))
+    if views.published is None:
+        return views
+    return replace(views, published=versions.forget(views.published, clients))
 
 
-def thin(holdings: Holdings, group: int, mask: Mask) -> Holdings:
+def thin(views: ClientViews, group: int, mask: Mask) -> ClientViews:
     """A group's model without what a mask removes: nothing of that is left to publish."""
-    if holdings.published is None:
-        return holdings
-    left = {**holdings.left, group: trees.apply_mask(holdings.left[group], mask)}
-    return replace(holdings, left=left)
+    if views.published is None:
+        return views
+    left = {**views.left, group: trees.apply_mask(views.left[group], mask)}
+    return replace(views, left=left)
 
 
-def _change(holdings: Holdings, client: int, model: Tree, share: float, mask: Mask | None) -> Tree:
+def _change(views: ClientViews, client: int, model: Tree, share: float, mask: Mask | None) -> Tree:
     """The largest of what a client's view lacks."""
-    known = holdings.sent.get(client)
+    known = views.sent.get(client)
     # States are never written into: what was made of the same objects is the same.
     is_same = known is not None and known.model is model and known.share == share
-    if known is None or not is_same or not _same(known.mask, mask):
-        return coded(share, trees.sub(model, _view(holdings, client)), mask)
+    if known is None or not is_same or not _same_mask(known.mask, mask):
+        return coded(share, trees.sub(model, _view(views, client)), mask)
     return known.change
 
 
-def _same(mask: Mask | None, other: Mask | None) -> bool:
+def _same_mask(mask: Mask | None, other: Mask | None) -> bool:
     if not mask or not other:
         return not mask and not other
     return mask is other or trees.equal(mask, other)
 
 
-def _view(holdings: Holdings, client: int) -> Tree:
-    return holdings.views.get(client, holdings.initial)
+def _view(views: ClientViews, client: int) -> Tree:
+    return views.views.get(client, views.initial)

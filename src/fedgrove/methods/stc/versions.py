@@ -1,7 +1,7 @@
-"""Versions of published models: what a client holds, and what it has missed.
+"""Versions of published models: which one a client has, and what it has missed.
 
 A server that publishes its model as a series of small updates does not send the model: a client
-that holds version v is sent the sum of the updates since (Sattler et al. 2019, "weight update
+that has version v is sent the sum of the updates since (Sattler et al. 2019, "weight update
 caching"). The server keeps one number per client, and a bounded history of updates, sparse, that
 all clients share. A client whose version is older than the history is sent the model whole, and
 nothing is kept of it.
@@ -9,14 +9,14 @@ nothing is kept of it.
 There may be several models, one for each group of clients. A group branches off another
 (:func:`branch`) and shares its history up to then.
 
-How both sides agree on what a client holds: it takes the model that it received into its memory as
+How both sides agree on what a client has: it keeps the model that it received in its memory as
 "held", and the server notes the version when it folds the client's report (:func:`note`). Where the
 exchange is lost, or the report is refused, neither happens: the client goes back to the memory that
 the next task names (:attr:`fedgrove.core.Task.memory`), which is that of the last report that was
-folded. At first all hold version 0, the initial parameters, which cost no bytes.
+folded. At first all clients have version 0, the initial parameters, which cost no bytes.
 
-Sums are taken in the model's own precision, on either side in an order of its own: what a client
-holds is the published model but for the rounding of a few additions.
+Sums are taken in the model's own precision, on either side in a different order: what a client has
+is the published model except for the rounding of a few additions.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from ...core import Carry, Packet
 from ...trees import Tree
 
 IN_ONE_PACKET = 5
-"""So many ternary updates are summed in a packet: five have 3^5 = 243 different sums, which a codec
-writes as places in a book of up to 256. A longer sum would be written value by value, at twice the
-bytes."""
+"""How many ternary updates are summed in a packet: five have 3^5 = 243 different sums, which a
+codec writes as places in a book of up to 256. A longer sum would be written value by value, at
+twice the bytes."""
 MISSED = "missed"
-"""Packets of missed updates are called so, with their number."""
-NOBODYS = -1
-"""The group of what is of no use to any."""
+"""The name of packets of missed updates, before their number."""
+NO_GROUP = -1
+"""A group that no client is in: what belongs to it is of no use."""
 
 
 @dataclass(frozen=True)
 class Versions:
-    """The published models, by group, with their histories; and which version each client holds."""
+    """The published models, by group, with their histories; and which version each client has."""
 
     models: dict[int, Tree]
     numbers: dict[int, int]
@@ -53,9 +53,9 @@ class Versions:
     """The updates that led to it, the newest last: places and values in the flat model."""
     origins: dict[int, tuple[int, int]] = field(default_factory=dict)
     """The group that a group came from, and the last version that the two share."""
-    held: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The group and version that a client holds; a client that is not here holds version 0, or one
-    that is older than the history."""
+    client_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The group and version that a client has; a client that is not here has version 0, or one that
+    is older than the history."""
 
 
 def first(model: Tree, group: int = 0) -> Versions:
@@ -68,8 +68,8 @@ def publish(
 ) -> Versions:
     """The next version of a group's model: the newest, and this sparse update.
 
-    The group's history takes the room of ``room`` models at most. Of a longer one the oldest
-    updates are dropped; so are clients who hold a version before them, once no history is complete.
+    The group's history takes the memory of ``room`` models at most. The oldest updates of a longer
+    one are dropped; so are clients with a version before them, once no history is complete.
     """
     model = trees.map(torch.add, versions.models[group], update)
     history = (*versions.updates[group], _sparse(update))
@@ -84,7 +84,7 @@ def publish_whole(versions: Versions, model: Tree, group: int = 0) -> Versions:
 def branch(versions: Versions, groups: Sequence[int], of: int = 0, stays: bool = False) -> Versions:
     """The same versions with new groups in the place of one, all with its model and history.
 
-    Where it ``stays``, it goes on beside them.
+    If it ``stays``, it goes on next to them.
     """
     models = {**versions.models, **dict.fromkeys(groups, versions.models[of])}
     numbers = {**versions.numbers, **dict.fromkeys(groups, versions.numbers[of])}
@@ -94,19 +94,24 @@ def branch(versions: Versions, groups: Sequence[int], of: int = 0, stays: bool =
             del by_group[of]
     origin = (of, versions.numbers[of])
     origins = {**versions.origins, **dict.fromkeys(groups, origin)}
-    return Versions(models, numbers, updates, origins, versions.held)
+    return Versions(models, numbers, updates, origins, versions.client_versions)
 
 
 def note(versions: Versions, clients: Iterable[int], group: int = 0) -> Versions:
-    """These clients hold their group's newest version: they have received it, and reported."""
+    """These clients have their group's newest version: they have received it, and reported."""
     newest = (group, versions.numbers[group])
-    return replace(versions, held={**versions.held, **dict.fromkeys(clients, newest)})
+    return replace(
+        versions, client_versions={**versions.client_versions, **dict.fromkeys(clients, newest)}
+    )
 
 
 def forget(versions: Versions, clients: Iterable[int]) -> Versions:
-    """What these clients hold is of no use any longer: they will be sent the model whole."""
+    """The versions of these clients are of no use any longer: they will be sent the model whole."""
     # Version 1 of a group that no other shares a version with.
-    return replace(versions, held={**versions.held, **dict.fromkeys(clients, (NOBODYS, 1))})
+    return replace(
+        versions,
+        client_versions={**versions.client_versions, **dict.fromkeys(clients, (NO_GROUP, 1))},
+    )
 
 
 # ---- what a client is sent -----------------------------------------------------------------------
@@ -118,7 +123,7 @@ def packets(
     group: int = 0,
     known: dict[tuple[int, int], Mapping[str, Packet]] | None = None,
 ) -> Mapping[str, Packet]:
-    """What brings a client to its group's newest version; nothing if it holds that.
+    """What brings a client to its group's newest version; nothing if it has that.
 
     The updates it has missed, in sums of a few; or the whole model, as "model", if the history does
     not reach back so far, or if the updates would take more bytes. ``known`` holds what clients of
@@ -173,9 +178,9 @@ def update_bits(numbers: int, kept: int) -> float:
 
 
 def _missed(versions: Versions, client: int, group: int) -> tuple[Tree, ...] | None:
-    """The updates since the version that a client holds; None: the whole model is better."""
-    held_group, version = versions.held.get(client, (group, 0))
-    if version > _last_common(versions, held_group, group):
+    """The updates since the version that a client has; None: the whole model is better."""
+    their_group, version = versions.client_versions.get(client, (group, 0))
+    if version > _last_common(versions, their_group, group):
         # The other group has gone its own way since.
         return None
     history = versions.updates[group]
@@ -216,18 +221,19 @@ def _published(versions: Versions, model: Tree, history: tuple[Tree, ...], group
     updates = {**versions.updates, group: history}
     oldest = {one: numbers[one] - len(updates[one]) for one in numbers}
     earliest = min(oldest.values())
-    held = {}
-    for client, (held_group, version) in versions.held.items():
-        # Of those who hold less than their history reaches back to, nothing need be known. But who
-        # is not known is taken to hold version 0, and may change to a group that still leads there.
-        if earliest == 0 or version >= oldest.get(held_group, earliest):
-            held[client] = (held_group, version)
+    client_versions = {}
+    for client, (their_group, version) in versions.client_versions.items():
+        # Of clients with a version older than their history, nothing need be known. But a client
+        # that is not known counts as having version 0, and may change to a group that still leads
+        # there.
+        if earliest == 0 or version >= oldest.get(their_group, earliest):
+            client_versions[client] = (their_group, version)
     return replace(
         versions,
         models={**versions.models, group: model},
         numbers=numbers,
         updates=updates,
-        held=held,
+        client_versions=client_versions,
     )
 
 
