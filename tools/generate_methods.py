@@ -31,9 +31,9 @@ from fedgrove.config.settings import own_fields_first
 from fedgrove.data import Federation
 from fedgrove.errors import InputError
 from fedgrove.parts.common import CommonParts
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.privacy import Privacy
 from fedgrove.runs.run import build
-from fedgrove.runs.store import Memory
 
 STUB = ROOT / "src" / "fedgrove" / "methods" / "__init__.pyi"
 DOCS = ROOT / "docs"

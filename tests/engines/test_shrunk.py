@@ -20,7 +20,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.stacking import rounded_width, split_into_stacks, width_adapters
 from fedgrove.engines.batched.steps import Stack
 from fedgrove.engines.work import initial_carry, trained
-from fedgrove.methods.safl.gamma import GammaDistance, GammaL1
+from fedgrove.methods.safl.slimming import GammaDistance, GammaL1
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Proximal

@@ -15,7 +15,7 @@ from fedgrove.core import Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, FedGen
-from fedgrove.methods.fedgen.generator import GeneratedFeatures, GeneratorTraining
+from fedgrove.methods.fedgen import GeneratedFeatures, GeneratorTraining
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
 

@@ -17,8 +17,7 @@ from fedgrove.engines.wired import Wired
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import FedKD
-from fedgrove.methods.fedkd.lowrank import Energy, largest_rank
-from fedgrove.methods.fedkd.method import recovered
+from fedgrove.methods.fedkd import Energy, largest_rank, recovered
 from fedgrove.runs.rounds import plan, plan_scoring
 
 CONTRACT = Contract(

@@ -20,7 +20,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.pool.engine import Pool
 from fedgrove.errors import InputError
 from fedgrove.methods.fedlayerprune.fisher import Fisher, GradientVariance, HessianTrace
-from fedgrove.methods.fedlayerprune.hybrid import Hybrid, LiteralHybrid
+from fedgrove.methods.fedlayerprune.hybrid import Hybrid, LiteralHybrid, Vote
 from fedgrove.methods.fedlayerprune.method import FedLayerPrune, State, equal_bits, grown
 from fedgrove.methods.fedlayerprune.rates import (
     Alike,
@@ -30,7 +30,6 @@ from fedgrove.methods.fedlayerprune.rates import (
     Piecewise,
     capped,
 )
-from fedgrove.methods.fedlayerprune.vote import Vote
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.score import Magnitude
 

@@ -19,8 +19,7 @@ from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods.fedmp.bandit import EUCB
-from fedgrove.methods.fedmp.method import FedMP, mean_loss, rewarded, seconds
+from fedgrove.methods.fedmp import EUCB, FedMP, mean_loss, rewarded, seconds
 from fedgrove.nets import Net
 from fedgrove.runs.run import Run
 

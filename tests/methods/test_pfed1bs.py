@@ -14,8 +14,7 @@ from fedgrove import methods, trees
 from fedgrove.core import Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods.pfed1bs.method import PFed1BS, State
-from fedgrove.methods.pfed1bs.sketch import SignPull
+from fedgrove.methods.pfed1bs import PFed1BS, SignPull, State
 from fedgrove.runs.rounds import plan
 
 CONTRACT = Contract(

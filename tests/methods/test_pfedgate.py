@@ -15,7 +15,7 @@ from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import PFedGate
-from fedgrove.methods.pfedgate.method import recovered
+from fedgrove.methods.pfedgate import recovered
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.rounds import plan, plan_scoring
 

@@ -27,8 +27,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
-from fedgrove.methods.safl.gamma import GammaDistance, GammaL1
-from fedgrove.methods.safl.slimming import stepwise
+from fedgrove.methods.safl.slimming import GammaDistance, GammaL1, stepwise
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.checkpoint import state_from_json, state_to_json

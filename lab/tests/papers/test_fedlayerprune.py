@@ -16,9 +16,9 @@ from fedgrove.config.experiment import Experiment
 from fedgrove.core import AnyMethod
 from fedgrove.data import Federation
 from fedgrove.methods import FedDST, FedLayerPrune, FedPrune, FixedPrune, name_of
+from fedgrove.methods.fedlayerprune.hybrid import Vote
 from fedgrove.methods.fedlayerprune.method import PRESETS
 from fedgrove.methods.fedlayerprune.rates import Alike, Piecewise
-from fedgrove.methods.fedlayerprune.vote import Vote
 from fedgrove.runs.memory import Memory
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Study, StudyOptions, StudyRow

@@ -128,13 +128,15 @@ class FedPrune(CommonParts):
         mean = self.mean.start(state.model)
         importance = self.mean.start()
         is_step = self._is_before_step(state)
+        is_measured = False
         for report in reports:
             mean.add(report.give["model"].values, report.examples)
             if is_step:
                 importance.add(scores_of(report.give["importance"]), report.examples)
+                is_measured = True
         after = replace(state, round=state.round + 1, model=mean.value())
         mask = state.mask
-        if is_step:
+        if is_measured:
             mask = self._new_mask(after, importance.value())
         return replace(after, model=trees.apply_mask(after.model, mask), mask=mask)
 

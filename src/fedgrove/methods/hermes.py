@@ -69,8 +69,8 @@ from ..core import (
 from ..nets import Net
 from ..parts.common import CommonParts
 from ..trees import Tree
-from .safl.gamma import GammaL1
 from .safl.slimming import (
+    GammaL1,
     check_densities,
     check_epochs,
     check_start,

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from fedgrove.core import Batch
-from fedgrove.methods.adfedwcp.imprint import (
+from fedgrove.methods.adfedwcp.importance import (
     Hits,
     Prototypes,
     accuracy,
-    importance,
+    imprinted,
     layers_of,
     pooled,
 )
@@ -47,7 +47,7 @@ def test_imprinting_by_hand() -> None:
     # What they add: 1 and -1/3; the softmax of that.
     first, second = math.exp(1), math.exp(-1 / 3)
     expected = [first / (first + second), second / (first + second)]
-    assert importance(hits, ("0", "1")) == pytest.approx(expected)
+    assert imprinted(hits, ("0", "1")) == pytest.approx(expected)
 
 
 def test_a_class_without_examples_is_nobodys_nearest() -> None:

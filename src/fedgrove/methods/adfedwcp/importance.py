@@ -1,21 +1,28 @@
-r"""How important each layer is, by its weights or by its gradient: other ways than imprinting.
+r"""How much each layer of a network matters: by imprinting, by its weights, or by its gradient.
 
-Both give one score per layer, and :func:`weighed` makes of the scores weights that sum to 1,
-
-.. math:: \omega_j = \mathrm{softmax}_j (s_j / \max_l s_l).
-
-A score is 0 to 1 there, as what a layer adds to an accuracy mostly is, and goes through the same
-softmax as imprinting's. So the most important layer has at most e times the weight of the least,
-and the numbers of centroids are of imprinting's scale; plain shares :math:`s_j / \sum_l s_l` would
-leave nearly nothing to a wide layer of small weights.
+Imprinting (AdFedWCP, section 4.3) trains nothing: after every layer the activations are pooled to a
+short vector; the mean vector of a class is its prototype; the share of examples that are nearest to
+the prototype of their own class is the layer's accuracy. What a layer adds to the accuracy of the
+layer before is its importance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from ...core import Batch, Carry
+from ...nets import Net
+from ...nets.layout import Layout
+from ...problems import CLASSES
+from ...trees import Tree
+
+# ---- by weights, or by gradients -----------------------------------------------------------------
 
 
 def by_magnitude(params: Mapping[str, Tensor], layers: Sequence[Sequence[str]]) -> list[float]:
@@ -58,3 +65,136 @@ def weighed(scores: Sequence[float]) -> list[float]:
     shares = torch.tensor(scores, dtype=torch.float64) / (largest or 1.0)
     omega: list[float] = torch.softmax(shares, 0).tolist()
     return omega
+
+
+# ---- by imprinting -------------------------------------------------------------------------------
+
+
+LONGEST = 100
+"""At most so many numbers per example are kept of a layer, N_emb."""
+
+
+def layers_of(layout: Layout) -> tuple[str, ...]:
+    """The layers that have weights to cluster, in order of execution."""
+    return tuple(layer.name for layer in layout.layers if layer.weights and layer.activations)
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """What Measure sums first: by layer, the embeddings of each class, and its examples."""
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """The sums over one batch."""
+        embeddings, logits = embedded(net, params, batch)
+        own_class = F.one_hot(batch.y, logits.shape[1]).to(logits.dtype) * batch.weight[:, None]
+        sums = {name: own_class.T @ embedding for name, embedding in embeddings.items()}
+        return {**sums, "examples": own_class.sum(0)}
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What Measure sums next: examples nearest to their own class, by layer and by the network.
+
+    ``prototypes`` names what :class:`Prototypes` measured.
+    """
+
+    prototypes: str = "prototypes"
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """The sums over one batch; the network's own under "output", all examples under "all"."""
+        embeddings, logits = embedded(net, params, batch)
+        examples = carry[self.prototypes]["examples"]
+        there = examples > 0
+        hits: Tree = {}
+        for name, embedding in embeddings.items():
+            means = carry[self.prototypes][name] / examples.clamp(min=1)[:, None]
+            # A class without examples has no prototype, and is nobody's nearest.
+            nearness = (embedding @ means.T).masked_fill(~there, -torch.inf)
+            hits[name] = _sum_right(nearness, batch)
+        hits["output"] = _sum_right(logits, batch)
+        hits["all"] = batch.weight.sum()
+        return hits
+
+
+@dataclass(frozen=True)
+class Right:
+    """What Measure sums where layers are weighed otherwise: the network's right answers alone."""
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """As :class:`Hits` names them; where targets are no classes, only how many there are."""
+        counted = {"all": batch.weight.sum()}
+        if net.problem.kind != CLASSES.kind:
+            return counted
+        logits = net(params, batch.x, train=False).logits
+        return {**counted, "output": _sum_right(logits, batch)}
+
+
+def _sum_right(nearness: Tensor, batch: Batch) -> Tensor:
+    return ((nearness.argmax(1) == batch.y) * batch.weight).sum()
+
+
+def embedded(net: Net, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
+    """Each layer's activations as short vectors, one per example, and the network's output."""
+    names = layers_of(net.layout)
+    found: Tree = {}
+    hooks = []
+    for name in names:
+        # `name=name` binds the name of this turn: a closure would see that of the last one.
+        def keep(_: object, __: object, output: object, name: str = name) -> None:
+            # Recurrent layers give their states along; a layer that runs twice counts once, as it
+            # was the last time.
+            found[name] = pooled(output[0] if isinstance(output, tuple) else output)  # type: ignore[arg-type]
+
+        hooks.append(net.module.get_submodule(name).register_forward_hook(keep))
+    try:
+        logits = net(params, batch.x, train=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: found[name] for name in names}, logits
+
+
+def pooled(activation: Tensor) -> Tensor:
+    r"""An activation (examples, channels, ...) as at most about :data:`LONGEST` numbers.
+
+    Adaptive average pooling to d in each dimension, :math:`d = \lceil (N / C)^{1/n} \rceil` for C
+    channels and n dimensions behind them (the paper has images, n = 2; signals and volumes are
+    ours), N the smaller of 100 and all numbers.
+
+    >>> pooled(torch.zeros(2, 32, 28, 28)).shape, pooled(torch.zeros(2, 84)).shape
+    (torch.Size([2, 128]), torch.Size([2, 84]))
+    """
+    if activation.dim() <= 2:
+        return activation.flatten(1)
+    channels = activation.shape[1]
+    room = min(LONGEST, activation[0].numel())
+    match activation.dim():
+        case 3:
+            return F.adaptive_avg_pool1d(activation, math.ceil(room / channels)).flatten(1)
+        case 4:
+            side = math.ceil(math.sqrt(room / channels))
+            return F.adaptive_avg_pool2d(activation, side).flatten(1)
+        case 5:
+            # Less a little: the root of a cube is hardly ever a whole number in floating point.
+            side = math.ceil((room / channels) ** (1 / 3) - 1e-9)
+            return F.adaptive_avg_pool3d(activation, side).flatten(1)
+    # Torch pools no more dimensions than these: all further ones count as one.
+    return pooled(activation.flatten(4))
+
+
+def imprinted(hits: Tree, layers: Sequence[str]) -> list[float]:
+    r"""Softmax of what each layer adds: :math:`\omega = \mathrm{softmax}(A_j - A_{j-1})`, A_0 = 0.
+
+    >>> hits = {"a": torch.tensor(3.0), "b": torch.tensor(3.0), "all": torch.tensor(4.0)}
+    >>> [round(w, 3) for w in imprinted(hits, ("a", "b"))]
+    [0.679, 0.321]
+    """
+    accuracies = torch.stack([hits[name] for name in layers]).double() / hits["all"].double()
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), accuracies[:-1]])
+    omega: list[float] = torch.softmax(accuracies - before, 0).tolist()
+    return omega
+
+
+def accuracy(hits: Tree) -> float:
+    """The network's own share of right answers."""
+    return float(hits["output"] / hits["all"])

@@ -65,9 +65,17 @@ from ...trees import Mask, Tree
 from . import kmeans
 from .anneal import AnnealedPull
 from .centroids import Adaptive, Fixed, Progress, clustered_bits
-from .importance import by_gradient, by_magnitude, weighed
-from .imprint import Hits, Prototypes, Right, accuracy, layers_of
-from .imprint import importance as imprinted
+from .importance import (
+    Hits,
+    Prototypes,
+    Right,
+    accuracy,
+    by_gradient,
+    by_magnitude,
+    imprinted,
+    layers_of,
+    weighed,
+)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ from ...parts.mask import all_kept, best, weights_to_prune
 from ...parts.score import Magnitude, expected_scores, scores_of, scores_packet
 from ...trees import Mask, Tree
 from .fisher import Fisher
-from .hybrid import Hybrid, LiteralHybrid, loses_channels, without_empty_channels
+from .hybrid import Hybrid, LiteralHybrid, Vote, loses_channels, without_empty_channels
 from .rates import (
     Alike,
     Allocated,
@@ -80,7 +80,6 @@ from .rates import (
     proportion_of,
     rate_of_device,
 )
-from .vote import Vote
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,9 @@ from ...parts.aggregate import Average
 from ...parts.common import CommonParts
 from ...trees import Tree
 from ..ifca import Losses, choose
-from .gamma import GammaDistance, GammaL1
 from .slimming import (
+    GammaDistance,
+    GammaL1,
     check_densities,
     check_epochs,
     check_start,

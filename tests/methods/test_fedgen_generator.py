@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedgrove import trees
 from fedgrove.core import Batch
 from fedgrove.errors import InputError, UnfitError
-from fedgrove.methods.fedgen.generator import (
+from fedgrove.methods.fedgen import (
     FeatureGenerator,
     GeneratedFeatures,
     GeneratorTraining,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.methods.fedkd.lowrank import (
+from fedgrove.methods.fedkd import (
     Energy,
     empty_factors,
     factorable,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedgrove.core import Batch
-from fedgrove.methods.fedkd.mutual import (
+from fedgrove.methods.fedkd import (
     MENTEE,
     MENTOR,
     MutualDistillation,

@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from fedgrove.core import Batch
 from fedgrove.errors import InputError
-from fedgrove.methods.pfedgate.blocks import (
+from fedgrove.methods.pfedgate import (
     Cut,
     GatedLoss,
     GatingLayer,

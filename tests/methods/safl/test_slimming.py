@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from fedgrove.core import Batch
 from fedgrove.errors import InputError
-from fedgrove.methods.safl.gamma import GammaDistance, GammaL1
+from fedgrove.methods.safl.slimming import GammaDistance, GammaL1
 from fedgrove.nets import Net, Output
 
 BATCH = Batch(

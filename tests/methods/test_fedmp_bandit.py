@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.methods.fedmp.bandit import EUCB
+from fedgrove.methods.fedmp import EUCB
 
 EDGES = (0.0, 0.4, 0.8)
 

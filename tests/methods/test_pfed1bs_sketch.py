@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fedgrove.errors import InputError
-from fedgrove.methods.pfed1bs.sketch import (
+from fedgrove.methods.pfed1bs import (
     CONSENSUS,
     PROJECTION,
     SignPull,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.methods.fedlayerprune.vote import Vote
+from fedgrove.methods.fedlayerprune.hybrid import Vote
 
 
 def bits(*places: int) -> torch.Tensor:

@@ -1,5 +1,0 @@
-"""FedKD: the method, and the parts that only it uses."""
-
-from .method import FedKD
-
-__all__ = ["FedKD"]
