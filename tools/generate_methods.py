@@ -171,7 +171,8 @@ def settings_table() -> str:
         method = methods.make(name)
         meanings = field_docstrings(type(method))
         for field in own_fields_first(type(method)):
-            if field.name in COMMON or not field.metadata.get("settable", True):
+            is_settable = field.init and field.metadata.get("settable", True)
+            if field.name in COMMON or not is_settable:
                 continue
             if field.name not in meanings:
                 raise SystemExit(f"{name} has a field '{field.name}' without a docstring below it")

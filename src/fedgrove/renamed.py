@@ -172,6 +172,8 @@ NAMES = {
         "Clustered": "fedgrove.methods.clusterfl.Clustered",
     },
     "fedgrove.parts.quantise": {
+        "Centroids": "fedgrove_lab.bench.kmeans.Centroids",
+        "cluster": "fedgrove_lab.bench.kmeans.cluster",
         "QSGD": "fedgrove.methods.fedpaq.QSGD",
     },
     "fedgrove.parts.score": {

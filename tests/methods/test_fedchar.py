@@ -15,9 +15,9 @@ from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import FedCHAR
-from fedgrove.methods.ditto import use_personal
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
+from fedgrove.parts.personal import use_personal
 from fedgrove.runs.rounds import plan_scoring, rounds
 from fedgrove.runs.run import Run
 

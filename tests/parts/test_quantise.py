@@ -16,18 +16,17 @@ from fedgrove.core import Packet
 from fedgrove.errors import InputError
 from fedgrove.methods.fedpaq import QSGD
 from fedgrove.parts.quantise import (
-    Centroids,
     Half,
     Quantiser,
     Sign,
     Ternary,
     TopK,
     Uniform,
-    cluster,
     feedback,
     largest,
 )
 from fedgrove.wire.codec import Smallest
+from fedgrove_lab.bench.kmeans import Centroids, cluster
 
 ALL: list[Quantiser] = [
     Half(),

@@ -15,7 +15,6 @@ from torch import Tensor
 from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError, WireError
-from fedgrove.parts.quantise import Centroids, cluster
 from fedgrove.wire.codec import (
     COSTS,
     Bitmap,
@@ -37,6 +36,7 @@ from fedgrove.wire.codec import (
 from fedgrove.wire.container import DTYPES
 from fedgrove.wire.entropy import SMALLEST_FRAME, deflate, deflate_cached, entropy_bytes
 from fedgrove.wire.tensors import find_book, to_words
+from fedgrove_lab.bench.kmeans import Centroids, cluster
 
 CODECS: list[Chainable] = [
     Dense(),

@@ -56,8 +56,9 @@ from ..nets import Net, Output
 from ..parts.aggregate import Averaging
 from ..parts.group import renumbered
 from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
+from ..parts.objective import Loss, Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
+from ..parts.personal import use_personal
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 
@@ -79,9 +80,7 @@ class Clustered(Objective):
         given = (self.alpha, self.beta, self.rho)
         check(min(given) >= 0, "alpha, beta, rho", given, "0 or more each")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """Small, along the cluster, and near where it was."""
         w = trees.flatten(params)
         u = trees.flatten(trees.pick(carry["model"], params))
@@ -169,7 +168,7 @@ class ClusterFL:
                 Train(self.objective + self.tie, self.local, start="personal"),
                 Give(send_and_keep_personal),
             ),
-            "use": (Edit(use_personal_or_start),),
+            "use": (Edit(use_personal),),
         }[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
@@ -226,14 +225,6 @@ def cluster_labels(rows: Tensor, k: int) -> list[int]:
 def start_personal(carry: Carry, client: Client) -> Carry:
     """The client's own model is at first the network's start."""
     return {"personal": client.start, **carry}
-
-
-def use_personal_or_start(carry: Carry, client: Client) -> Carry:
-    """A client uses its own model; before it has one, the network's start."""
-    rest = dict(carry)
-    # Taken out, so that old and new clients are scored at once.
-    own = rest.pop("personal", client.start)
-    return {**rest, "model": own}
 
 
 def send_and_keep_personal(carry: Carry, client: Client) -> Outcome:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Stage, Train
 from ..parts.objective import Proximal
+from ..parts.personal import use_personal
 from .fedavg import FedAvg
 
 
@@ -49,14 +50,6 @@ class Ditto(FedAvg):
 def begin_personal(carry: Carry, client: Client) -> Carry:
     """A client's first personal model starts at the global one."""
     return {"personal": carry["model"], **carry}
-
-
-def use_personal(carry: Carry, client: Client) -> Carry:
-    """The client uses its personal model, once it has one."""
-    rest = dict(carry)
-    # Taken out, so that old and new clients are scored at once.
-    personal = rest.pop("personal", carry["model"])
-    return {**rest, "model": personal}
 
 
 def send_and_keep(carry: Carry, client: Client) -> Outcome:

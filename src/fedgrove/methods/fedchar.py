@@ -57,10 +57,11 @@ from ..parts.group import (
 )
 from ..parts.objective import Proximal
 from ..parts.one_model import dense_bytes
+from ..parts.personal import use_personal
 from ..parts.quantise import Half
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
-from .ditto import begin_personal, send_and_keep, use_personal
+from .ditto import begin_personal, send_and_keep
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from ..errors import check
 from ..nets import Net, Output
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.objective import Objective
+from ..parts.objective import Loss, Objective
 from ..parts.one_model import dense_bytes
 from ..problems import CLASSES, restrict_outputs
 from ..trees import Tree
@@ -255,9 +255,7 @@ class Responsible(Objective):
     only_in: ClassVar[str] = "fedem"
     component: int
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean loss, each example as much as this component explains of it."""
         q = carry["explained"]["q"][self.component].gather(0, batch.index)
         per_example = out.net.problem.losses(out.logits, batch.y, carry.get("client", {}))

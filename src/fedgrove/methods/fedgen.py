@@ -55,7 +55,7 @@ from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.common import CommonParts
 from ..parts.local import Adam
-from ..parts.objective import NOT_SETTABLE, Objective
+from ..parts.objective import NOT_SETTABLE, Loss, Objective
 from ..parts.one_model import dense_bytes
 from ..problems import check_has_classes, restrict_outputs
 from ..seeds import torch_rng
@@ -149,9 +149,7 @@ class GeneratedFeatures(Objective):
     def __post_init__(self) -> None:
         check(self.alpha >= 0, "alpha", self.alpha, "0 or more")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over what was generated."""
         generated = carry[self.of]
         logits = head_logits(out.net.layout, params, generated["z"])

@@ -54,7 +54,7 @@ from ..nets import Net, build, user_files
 from ..nets.layout import probe
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
+from ..parts.objective import Loss, Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..problems import CLASSES, AnyProblem, restrict_outputs
 from ..trees import Tree
@@ -260,9 +260,7 @@ class MutualDistillation(Objective):
     def __post_init__(self) -> None:
         check(self.weight >= 0, "weight", self.weight, "0 or more")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The sum of the two networks' losses; each network's gradient is that of its own."""
         own = carry.get("client", {})
         problem = out.net.problem

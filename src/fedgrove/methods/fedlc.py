@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..core import Batch, Batches, Carry, Give, Measure, Setup, Stage, Train
 from ..errors import check
-from ..parts.objective import NOT_SETTABLE, Objective
+from ..parts.objective import NOT_SETTABLE, Loss, Objective
 from ..parts.one_model import OneModel, initial_model, send_model
 from ..problems import check_has_classes, class_targets
 from ..trees import Tree
@@ -82,9 +82,7 @@ class LogitCalibration(Objective):
     def __post_init__(self) -> None:
         check(self.tau >= 0, "tau", self.tau, "0 or more")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
         labels = carry[self.labels]
         lowered = out.logits - self.tau * margins(labels["counts"], labels["is_class"])

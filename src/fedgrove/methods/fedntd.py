@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..core import Batch, Carry, Give, Setup, Stage, Train
 from ..errors import check
-from ..parts.objective import NOT_SETTABLE, Objective
+from ..parts.objective import NOT_SETTABLE, Loss, Objective
 from ..parts.one_model import OneModel, initial_model, send_model
 from ..problems import check_has_classes, class_targets, restrict_outputs
 from ..trees import Tree
@@ -66,9 +66,7 @@ class NotTrueDistillation(Objective):
         """A pass of the teacher."""
         return forward
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
         targets = class_targets(out.net.problem, out.logits, batch.y, carry.get("client", {}))
         with torch.no_grad():

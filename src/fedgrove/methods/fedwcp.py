@@ -14,80 +14,24 @@ trains alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from ..core import Packet, Report, Setup, Stage, Task
-from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..wire.codec import Codec, Smallest
-from .adfedwcp.anneal import AnnealedPull
 from .adfedwcp.centroids import Fixed
-from .adfedwcp.method import AdFedWCP, State
+from .adfedwcp.method import AdFedWCP
 
 
 @dataclass(frozen=True)
-class FedWCP:
+class FedWCP(AdFedWCP):
     """Personal models that send themselves clustered, with ``k`` centroids per layer."""
 
     k: int = 16
     """Centroids of every layer, one of them 0; 0: nothing is clustered."""
-    broadcast: int = 0
-    """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
-    returns: bool = True
-    """Whether a pruned weight keeps its value; False: it begins at 0 in the next round."""
-    pull: AnnealedPull = AnnealedPull()
-    """The pull towards the shared model; it fades over the rounds."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
+    # Not to be set: these two make it FedWCP.
+    allocation: Fixed = field(init=False, default=Fixed())
+    importance: Literal["alike"] = field(init=False, default="alike")
 
     def __post_init__(self) -> None:
-        # Refuses numbers that cannot be.
-        _ = self._adaptive
-
-    @property
-    def _adaptive(self) -> AdFedWCP:
-        """The method that does the work."""
-        return AdFedWCP(
-            allocation=Fixed(self.k),
-            importance="alike",
-            broadcast=self.broadcast,
-            returns=self.returns,
-            pull=self.pull,
-            mean=self.mean,
-            objective=self.objective,
-            local=self.local,
-            codec=self.codec,
-        )
-
-    def init(self, setup: Setup) -> State:
-        """The initial model."""
-        return self._adaptive.init(setup)
-
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The shared model, for those who have no personal one yet."""
-        return self._adaptive.deliver(state, client)
-
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains."""
-        return self._adaptive.plan(state, cohort)
-
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean of the clustered models."""
-        return self._adaptive.fold(state, reports)
-
-    def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train, cluster, send."""
-        return self._adaptive.work(verb)
-
-    def server_metrics(self, state: State) -> Mapping[str, float]:
-        """Of the last round: centroids per layer, and the uplink by the paper's count."""
-        return self._adaptive.server_metrics(state)
-
-    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """k centroids, log2 k bits per weight and 32-bit biases; both directions counted alike."""
-        return self._adaptive.paper_bytes(net, clients, cohort, rounds)
+        super().__post_init__()
+        # A frozen dataclass has no other way to set what follows from another field.
+        object.__setattr__(self, "allocation", Fixed(self.k))

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..core import Batch, Carry, Client, Edit, Give, Outcome, Packet, Setup, Stage, Train
 from ..errors import InputError, UnfitError, check
 from ..nets.layout import Layout
-from ..parts.objective import NOT_SETTABLE, Objective
+from ..parts.objective import NOT_SETTABLE, Loss, Objective
 from ..parts.one_model import OneModel, initial_model
 from ..trees import Tree
 from .fedavg import FedAvg
@@ -70,9 +70,7 @@ class ModelContrast(Objective):
         """A pass of each of the other two models."""
         return 2 * forward
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
         z = features_of(out)
         with torch.no_grad():

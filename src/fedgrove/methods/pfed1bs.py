@@ -50,7 +50,8 @@ from ..errors import check
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.common import CommonParts
-from ..parts.objective import Objective
+from ..parts.objective import Loss, Objective
+from ..parts.personal import use_personal
 from ..seeds import torch_rng
 from ..trees import Tree
 
@@ -164,9 +165,7 @@ class SignPull(Objective):
         check(self.mu >= 0, "mu", self.mu, "0 or more")
         check(self.gamma > 0, "gamma", self.gamma, "above 0")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The pull; the data do not matter."""
         z = project(carry[PROJECTION], trees.flatten(params))
         scaled = (self.gamma * z).abs()
@@ -268,11 +267,3 @@ class PFed1BS(CommonParts):
 def signs_of(bits: Mapping[str, torch.Tensor]) -> Tree:
     """Bits as 1 and -1."""
     return trees.map(lambda bit: 2.0 * bit - 1.0, bits)
-
-
-def use_personal(carry: Carry, client: Client) -> Carry:
-    """A client uses its own model; before it has one, the initial one."""
-    rest = dict(carry)
-    # Taken out, so that old and new clients are scored at once.
-    own = rest.pop("personal", client.start)
-    return {**rest, "model": own}

@@ -52,7 +52,7 @@ from ..nets.layout import Layout
 from ..parts.common import CommonParts
 from ..parts.local import SGD, LocalTraining
 from ..parts.mask import weights_to_prune
-from ..parts.objective import Objective
+from ..parts.objective import Loss, Objective
 from ..parts.one_model import (
     OneModel,
     deliver_model,
@@ -218,9 +218,7 @@ class GatedLoss(Objective):
         """A gradient through the model, beside that of the gating layer."""
         return GRADIENT_PASSES * net.nets["model"].layout.macs
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean loss over the examples that are not padding."""
         net = out.nets["model"]
         blocks = cuts(net.layout, self.count)

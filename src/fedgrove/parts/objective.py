@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..nets import Net, Output
 
 
+Loss = tuple[Tensor, Tree]
+"""The loss of a batch, and what the objective remembers for the next step."""
 NOT_SETTABLE = {"settable": False}
 """Of a field that names a tree of the carry: which there are is a matter of the method's code."""
 
@@ -42,9 +44,7 @@ class Objective(ABC):
     """The one method whose clients have what it needs, by name; empty: all of them."""
 
     @abstractmethod
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The loss of one batch, and what to remember for the next step."""
 
     def begin(self, params: Tree, carry: Carry) -> Tree:
@@ -86,9 +86,7 @@ class Sum(Objective):
         """Those of all terms."""
         return sum(term.more_macs(net, forward) for term in self.terms)
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The terms' losses, added; what they remember, merged."""
         results = [term(out, params, batch, carry) for term in self.terms]
         loss, aux = results[0]
@@ -106,9 +104,7 @@ class ProblemLoss(Objective):
     :math:`v` -> ``batch.weight``, which is 0 for padding.
     """
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
         own = carry.get("client", {})
         per_example = out.net.problem.losses(out.logits, batch.y, own)
@@ -123,9 +119,7 @@ class CrossEntropy(Objective):
     targets are classes; elsewhere it is refused.
     """
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
         # A run looks before it starts, but cannot see every stage.
         check_fits(self, out.net.problem)
@@ -179,9 +173,7 @@ class Proximal(Objective):
     def __post_init__(self) -> None:
         check(self.mu >= 0, "mu", self.mu, "0 or more")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """Half mu times the squared distance."""
         # The carry's tree holds buffers as well; running statistics are not pulled.
         reference = trees.pick(carry[self.to], params)

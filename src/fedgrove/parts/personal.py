@@ -42,6 +42,14 @@ def share_received(carry: Carry, client: Client) -> Outcome:
     return Outcome(packets, memory=memory)
 
 
+def use_personal(carry: Carry, client: Client) -> Carry:
+    """The client uses its personal model; before it has one, the model received, or the start."""
+    rest = dict(carry)
+    # Taken out, so that old and new clients are scored at once.
+    personal = rest.pop("personal", carry.get("model", client.start))
+    return {**rest, "model": personal}
+
+
 # ---- a rest that nobody trains -------------------------------------------------------------------
 
 

@@ -33,13 +33,14 @@ from fedgrove.errors import EngineError, check
 from fedgrove.nets.layout import named_tensors
 from fedgrove.parts import mask as masks
 from fedgrove.parts.allocate import Uniform
-from fedgrove.parts.quantise import cluster
 from fedgrove.runs.memory import read_tree
 from fedgrove.seeds import single_thread, torch_rng
 from fedgrove.trees import Tree
 from fedgrove.wire.codec import ExplainedTensor, Smallest, explain
 from fedgrove.wire.entropy import entropy_bytes, flag_bytes
 from fedgrove.wire.tensors import to_words
+
+from .kmeans import cluster
 
 DENSITIES = (1.0, 0.5, 0.3, 0.1)
 KINDS = (0, 8, 16, 32)

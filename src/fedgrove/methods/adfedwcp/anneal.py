@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import trees
 from ...core import Batch, Carry
 from ...errors import check
-from ...parts.objective import NOT_SETTABLE, Objective, ProblemLoss
+from ...parts.objective import NOT_SETTABLE, Loss, Objective, ProblemLoss
 from ...trees import Tree
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ class AnnealedPull(Objective):
         like = next(iter(params.values()))
         return {LOSS: like.new_zeros(()), STEPS: like.new_zeros(())}
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The pull of this step, and what loss is expected in the next."""
         loss, _ = ProblemLoss()(out, params, batch, carry)
         loss = loss.detach()

@@ -1,10 +1,9 @@
 r"""One-dimensional k-means with a centroid at 0, for many clients at once.
 
-:func:`fedgrove.parts.quantise.cluster` solves one layer on the CPU in numpy, exactly on a histogram
-of 1,024 bins. Here the same dynamic programme is written in torch without a branch on data, so that
-an engine can run it for all clients of a round on its device (``torch.func.vmap``), each with its
-own number of centroids. The histogram has fewer bins, and a few of Lloyd's steps on the values
-themselves make up for it.
+A dynamic programme over a histogram, written in torch without a branch on data, so that an engine
+can run it for all clients of a round on its device (``torch.func.vmap``), each with its own number
+of centroids. The histogram is coarse, and a few of Lloyd's steps on the values themselves make up
+for it. ``fedgrove_lab.bench.kmeans`` has the exact solution, for comparison.
 """
 
 from __future__ import annotations
@@ -123,9 +122,8 @@ def _histogram(x: Tensor, bins: int) -> Tensor:
 
 
 def _fill(total: Tensor, steps: int) -> Table:
-    """The dynamic programme of quantise.cluster, one more interval in every step."""
-    # Entry [b, a] of a layer is over bins a..b-1, as in quantise.cluster; where a > b there is
-    # none.
+    """The dynamic programme, one more interval in every step."""
+    # Entry [b, a] of a layer is over bins a..b-1; where a > b there is none.
     count, first, second = (total[..., :, None] - total[..., None, :]).unbind(1)
     exists = torch.ones_like(count).tril(-1) > 0
     about_mean = (second - first**2 / count.clamp(min=1)).clamp(min=0)

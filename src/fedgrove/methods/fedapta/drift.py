@@ -19,7 +19,7 @@ from torch import Tensor
 from ... import trees
 from ...core import Batch, Carry
 from ...errors import check
-from ...parts.objective import Objective
+from ...parts.objective import Loss, Objective
 from ...trees import Tree
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ class DriftCorrection(Objective):
     def __post_init__(self) -> None:
         check(self.alpha >= 0, "alpha", self.alpha, "0 or more")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The penalty and the gradient term."""
         drift = trees.pick(carry["drift"], params)
         received = trees.pick(carry["model"], params)

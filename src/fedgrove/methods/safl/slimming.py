@@ -29,7 +29,7 @@ from ...core import Batch, Carry, Client, Outcome, Packet, Setup, Train
 from ...errors import check
 from ...parts.device_widths import client_shares
 from ...parts.local import LocalTraining
-from ...parts.objective import NOT_SETTABLE, Objective
+from ...parts.objective import NOT_SETTABLE, Loss, Objective
 from ...trees import Tree
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class GammaL1(Objective):
     def __post_init__(self) -> None:
         check(self.weight >= 0, "weight", self.weight, "0 or more")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """Lambda times the sum of all scales' magnitudes."""
         magnitudes = [params[k].abs() for k in out.net.layout.scales]
         return self.weight * _total(magnitudes, out.logits), {}
@@ -78,9 +76,7 @@ class GammaDistance(Objective):
     def __post_init__(self) -> None:
         check(self.weight >= 0, "weight", self.weight, "0 or more")
 
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """Mu times the sum of all scales' distances."""
         cluster = carry[self.to]
         distances = [(params[k] - cluster[k]).abs() for k in out.net.layout.scales]
