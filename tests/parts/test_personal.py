@@ -8,7 +8,7 @@ from torch import nn
 from fedgrove import trees
 from fedgrove.core import Carry, Client, ClientInfo
 from fedgrove.nets import Net
-from fedgrove.parts.personal import complete, share_received
+from fedgrove.parts.personal import complete, share_received, use_personal
 
 NET = Net(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), (2,))
 LAYOUT = NET.layout
@@ -68,3 +68,12 @@ def test_all_or_nothing_leaves_the_other_out() -> None:
     assert (set(everything.give), dict(everything.memory)) == ({"model"}, {})
     nothing = share_received({"received": {}, "local": local}, CLIENT)
     assert (dict(nothing.give), set(nothing.memory)) == ({}, {"kept"})
+
+
+def test_a_client_uses_its_personal_model_then_what_it_received_then_the_start() -> None:
+    received = ones("1.bias")
+    own = ones("1.bias", value=2.0)
+    # Without the entry "personal": clients with and without one are scored in one batch.
+    assert use_personal({"model": received, "personal": own}, CLIENT) == {"model": own}
+    assert use_personal({"model": received}, CLIENT) == {"model": received}
+    assert use_personal({}, CLIENT) == {"model": START}

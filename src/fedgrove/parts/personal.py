@@ -44,10 +44,14 @@ def share_received(carry: Carry, client: Client) -> Outcome:
 
 def use_personal(carry: Carry, client: Client) -> Carry:
     """The client uses its personal model; before it has one, the model received, or the start."""
-    rest = dict(carry)
-    # Taken out, so that old and new clients are scored at once.
-    personal = rest.pop("personal", carry.get("model", client.start))
-    return {**rest, "model": personal}
+    if "personal" in carry:
+        used = dict(carry)
+        # Taken out, so that old and new clients are scored at once.
+        used["model"] = used.pop("personal")
+        return used
+    if "model" in carry:
+        return carry
+    return {**carry, "model": client.start}
 
 
 # ---- a rest that nobody trains -------------------------------------------------------------------

@@ -96,9 +96,9 @@ def _best_times(runs: Sequence[Run], clients: Sequence[int], times: int) -> list
     prepared = []
     for run in runs:
         state = run.method.init(run.setup)
-        if not state.asked:
+        if not state.weighed:
             # Importances that no client was asked for: all alike.
-            state = replace(state, asked=True)
+            state = replace(state, weighed=True)
         for task in run.method.plan(state, clients):
             _, memory = perform(run, task, {})
             prepared.append((run, task, memory))
