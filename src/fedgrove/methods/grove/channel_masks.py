@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...channels.groups import expand_channels
 from ...channels.selection import select_best_in_steps
 from ...channels.submodel import PlainGroups, get_shapes, groups_from_plain
-from ...channels.widths import choose_width, widths
+from ...channels.widths import choose_width, measure_widths
 from ...core import MOST_AT_ONCE, Setup
 from ...parts.device_widths import batch_and_slots
 from ...parts.local import LocalTraining
@@ -40,7 +40,7 @@ def narrow_clients(setup: Setup, local: LocalTraining | None) -> dict[int, float
     if not narrow:
         # Nothing has to be cut, nor need it be possible.
         return {}
-    options = widths(setup.net, batch, slots)
+    options = measure_widths(setup.net, batch, slots)
     return {client: choose_width(setup.clients[client], options) for client in narrow}
 
 
