@@ -256,6 +256,18 @@ def shown(given: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN].rstrip(', ')} ..."
 
 
+def list_some(names: Sequence[str], most: int = 5) -> str:
+    """List the first names, and count the others.
+
+    >>> list_some(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    listed = ", ".join(names[:most])
+    if len(names) > most:
+        listed += f" and {len(names) - most} more"
+    return listed
+
+
 def not_a_run(path: Path) -> InputError:
     """What is said of a folder that was given as that of a run, and is none."""
     if (path / "choice.json").is_file():

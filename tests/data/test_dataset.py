@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from fedgrove.data.dataset import (
     MAX_PIECES,
     MIN_WINDOWS,
+    Dataset,
     count_within_groups,
     cut_into_pieces,
     cut_windows,
@@ -48,15 +49,17 @@ def test_windows_by_hand():
     # apart: run 0 holds samples 0-4, so one window at 0 (the next would need sample 5); run 1 holds
     # 5-9, so one at 5.
     signal = np.arange(20, dtype=np.float32).reshape(10, 2)
-    dataset = cut_windows(signal, np.repeat([0, 1], 5), np.ones(10, dtype=int), ("a", "b"), 4, 2)
+    rows = Dataset(signal, np.repeat([0, 1], 5), ("a", "b"), np.ones(10, dtype=int))
+    dataset = cut_windows(rows, length=4, step=2)
     assert dataset.start.tolist() == [0, 5]
     assert dataset.y.tolist() == [0, 1]
     assert dataset.x[1].tolist() == [[10, 12, 14, 16], [11, 13, 15, 17]]
 
 
 def test_a_recording_shorter_than_a_window_is_refused():
+    rows = Dataset(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1]), ("a", "b"), np.zeros(6))
     with pytest.raises(InputError, match="4 samples without a break"):
-        cut_windows(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1]), np.zeros(6), ("a", "b"), 4, 2)
+        cut_windows(rows, length=4, step=2)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(2, 6), st.integers(1, 6))

@@ -479,7 +479,7 @@ def test_more_clients_than_users_are_refused_with_a_way_out(folder: Path) -> Non
 
 
 class Frame:
-    """What is used of a DataFrame, where pandas is not installed."""
+    """What is used of a DataFrame of another library than pandas."""
 
     def __init__(self, found: dict[str, np.ndarray]) -> None:
         self.found = found

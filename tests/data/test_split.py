@@ -28,7 +28,8 @@ def recordings(draw):
     assume(max(n for _, _, n in drawn) >= LENGTH)
     user, y, n = (np.array(c) for c in zip(*sorted(drawn), strict=True))
     signal = np.zeros((n.sum(), 1), dtype=np.float32)
-    return cut_windows(signal, np.repeat(y, n), np.repeat(user, n), "abcd", LENGTH, STEP)
+    rows = Dataset(signal, np.repeat(y, n), tuple("abcd"), np.repeat(user, n))
+    return cut_windows(rows, LENGTH, STEP)
 
 
 @given(recordings(), st.integers(0, 99))
@@ -101,14 +102,9 @@ def test_blocks_by_hand():
     # fifth). The neighbours of an inner piece are dropped, one on each side; of an outer piece, one.
     # A tenth of the 10 or 11 windows left is less than any piece, so validation is the smallest: a
     # neighbour of the test piece, of which two windows are left.
-    dataset = cut_windows(
-        np.zeros((LENGTH + 14 * STEP, 1)),
-        np.zeros(64, int),
-        np.zeros(64, int),
-        ("a",),
-        LENGTH,
-        STEP,
-    )
+    zeros = np.zeros(64, int)
+    rows = Dataset(np.zeros((LENGTH + 14 * STEP, 1)), zeros, ("a",), zeros)
+    dataset = cut_windows(rows, LENGTH, STEP)
     for seed in range(8):
         (rows,) = split.split(dataset, [np.arange(15)], "blocks", seed)
         first = rows.test[0]

@@ -439,15 +439,8 @@ def test_clients_and_rounds_are_lists_of_dictionaries(trained: Result) -> None:
     assert json.dumps(rows)
 
 
-def test_data_frames_where_pandas_is_installed(trained: Result) -> None:
-    pytest.importorskip("pandas")
+def test_data_frames(trained: Result) -> None:
     table = trained.clients(as_frame=True)
     assert list(table["name"]) == list(WATCHES)
     assert table["accuracy"].mean() == pytest.approx(trained.summary["accuracy_mean"])
     assert "bytes_up_parts.values" in trained.rounds(as_frame=True).columns
-
-
-def test_a_sentence_where_it_is_not(trained: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(InputError, match=r"needs pandas.*pip install pandas.*list of dictionaries"):
-        trained.clients(as_frame=True)

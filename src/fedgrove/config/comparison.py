@@ -80,7 +80,7 @@ class Comparison:
         return parent / (RUN_PAGE if is_a_sweep else PAGE)
 
     def frame(self) -> Any:
-        """The rows as a DataFrame, where pandas is installed."""
+        """Return the rows as a DataFrame of pandas."""
         return frame(self.rows)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError, check
 from .dataset import Array, Dataset, Ints, count_within_groups, number_values
 from .federation import Defaults
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_NUMBER = 1e30
 """Larger numbers are refused: float32, in which everything is computed, ends at 3e38."""
@@ -70,6 +73,11 @@ class OwnDataOptions:
         assert self.window is not None
         return self.stride or max(1, self.window // 2)
 
+    def special_columns(self) -> dict[str, str]:
+        """Return the columns of a table that are not inputs, by the name of their option."""
+        columns = {"label": self.label, "client": self.client, "time": self.time}
+        return {option: str(column) for option, column in columns.items() if column is not None}
+
     def list_given(self) -> list[str]:
         """Return the names of the options that were given."""
         return [name for name, value in vars(self).items() if value is not None]
@@ -101,9 +109,6 @@ def make_dataset(arrays: ArrayData, options: OwnDataOptions) -> Dataset:
         InputError: The arrays cannot be used.
     """
     if options.window is not None:
-        # Imported here because pandas takes half a second, and arrays seldom need it.
-        from .tables import cut_recordings
-
         return cut_recordings([("", arrays)], options)
     x = arrays.x
     given = f"{x.dtype} {x.shape}"
@@ -300,6 +305,64 @@ def _number_column(name: str, values: Any, n: int) -> Ints:
     allowed = f"whole numbers or text of shape ({n},)"
     check(column.shape == (n,) and is_discrete, name, given, allowed)
     return number_values(column)
+
+
+# ---- recordings that are arrays ------------------------------------------------------------------
+
+
+def cut_recordings(
+    recordings: Sequence[tuple[str, ArrayData]], options: OwnDataOptions, notes: Sequence[str] = ()
+) -> Dataset:
+    """Cut arrays (n, channels) into windows.
+
+    Args:
+        recordings: The arrays, each with the name of its client; empty if they have none.
+        options: How to cut the windows.
+        notes: Remarks for the data set.
+    """
+    # Imported here because pandas takes half a second, and most arrays are examples already.
+    from . import tables as table_checks
+
+    tables = []
+    for client, arrays in recordings:
+        tables.append(table_checks.InputTable(arrays.source, _make_frame(arrays, options), client))
+    has_clients = "client" in tables[0].frame
+    options = replace(
+        options,
+        label="y",
+        client="client" if has_clients else None,
+        channels=tuple(name for name in tables[0].frame if name not in ("y", "client")),
+        time=None,
+    )
+    return table_checks.make_dataset(tables, options, notes)
+
+
+def _make_frame(arrays: ArrayData, options: OwnDataOptions) -> pd.DataFrame:
+    """Make a table of a recording (n, channels), its targets and clients."""
+    import pandas as pd
+
+    x = arrays.x
+    if x.ndim != 2:
+        raise InputError(
+            f"window is {options.window}, and x has the shape {x.shape}, which is windows already; "
+            "leave window out, or give the recording (n, channels)."
+        )
+    names = [f"x{position}" for position in range(x.shape[1])]
+    if isinstance(options.channels, tuple):
+        names = list(options.channels)
+        allowed = f"a name for each of the {x.shape[1]} columns of x, and neither y nor client"
+        are_valid = len(names) == x.shape[1] and not {"y", "client"} & set(names)
+        check(are_valid, "channels", names, allowed)
+    columns = {"y": arrays.y}
+    if arrays.client is not None:
+        columns["client"] = np.asarray(arrays.client)
+    for name, values in columns.items():
+        allowed = f"of shape ({len(x)},), one for each row of x"
+        check(values.shape == (len(x),), name, values, allowed)
+    return pd.DataFrame(x, columns=names).assign(**columns)
+
+
+# ---- training defaults ---------------------------------------------------------------------------
 
 
 def choose_defaults(shape: tuple[int, ...]) -> Defaults:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, list_some, unknown
 from ..problems import CLASSES, LABELS, Problem, Unit, numbers
 from ..seeds import numpy_rng
 from . import partition as partitions
@@ -21,8 +21,6 @@ from .federation import ClientData, Defaults, Examples, Federation
 from .preparation import Preparation, fit_preparation
 
 LEAK = "leaks: overlapping windows on both sides of a random split"
-MAX_LISTED = 5
-"""The most clients that a note lists by name."""
 
 
 @dataclass(frozen=True)
@@ -349,6 +347,4 @@ def _note_single_class(
             found.append(f"{name} ({dataset.labels[int(present[0])]})")
     if not found:
         return []
-    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-    listed = ", ".join(found[:MAX_LISTED])
-    return [f"{len(found)} of {len(parts)} clients have one class only: {listed}{more}"]
+    return [f"{len(found)} of {len(parts)} clients have one class only: {list_some(found)}"]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 
 Array = NDArray[Any]
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_PIECES = 5
@@ -201,46 +202,40 @@ def take_windows(signal: Array, start: Ints, length: int) -> Array:
 
 
 def cut_windows(
-    signal: Array,
-    y: Array,
-    user: Array,
-    labels: Sequence[str],
-    length: int,
-    step: int,
-    notes: tuple[str, ...] = (),
+    rows: Dataset, length: int, step: int, run: Ints | None = None, least: int = MIN_WINDOWS
 ) -> Dataset:
-    """Cut recordings into windows that never cross a change of user or activity.
-
-    A window has one user and one label, so its label is that of its first sample.
+    """Cut the rows of recordings into windows; a window has the label of its first row.
 
     Args:
-        signal: Samples (n, C).
-        y: The label of each sample.
-        user: The user of each sample.
-        labels: The names of the labels.
-        length: Samples per window.
-        step: Samples from one window to the next.
-        notes: Remarks on the data set.
+        rows: A data set in which every row is a moment: ``x`` has the shape (n, C).
+        length: Rows per window.
+        step: Rows from one window to the next.
+        run: The number of each row's run; a window never crosses a change of it. By default a run
+            is rows of one user with one label.
+        least: The smallest number of windows in a block (:func:`cut_into_pieces`).
 
     Raises:
         InputError: No run is as long as a window.
     """
-    run = number_runs(user, y)
+    if run is None:
+        assert rows.user is not None
+        run = number_runs(rows.user, rows.y)
     start = find_window_starts(run, length, step)
     if not len(start):
         raise InputError(
             f"no user does one activity for {length} samples without a break, which is one window; "
             f"get the whole recording."
         )
-    return Dataset(
-        take_windows(signal, start, length),
-        y[start].astype(np.int64),
-        tuple(labels),
-        user=number_values(user[start]),
-        block=cut_into_pieces(number_values(run[start])),
+    return replace(
+        rows,
+        x=take_windows(rows.x, start, length),
+        y=rows.y[start].astype(np.int64),
+        user=None if rows.user is None else number_values(rows.user[start]),
+        block=cut_into_pieces(number_values(run[start]), least),
         start=start,
         reach=length,
-        notes=notes,
+        # A number to predict is that of the last row.
+        targets=None if rows.targets is None else rows.targets[start + length - 1],
     )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..core import REFERENCE_GMACS, ClientInfo
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, list_some, unknown
 from ..renamed import find_renamed
 from ..seeds import numpy_rng
 
@@ -196,9 +196,8 @@ def _number_keys(
 def _check_has_clients(file: str, lines: Collection[int | str], clients: int) -> None:
     missing = [str(client) for client in range(clients) if client not in lines]
     if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise InputError(
-            f"{file} has no line for client {', '.join(missing[:5])}{more}, and there are "
+            f"{file} has no line for client {list_some(missing)}, and there are "
             f"{clients} clients, numbered from 0; add a line for each, or use fewer clients."
         )
 

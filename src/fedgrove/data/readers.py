@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from ..errors import InputError, check
+from ..errors import InputError, check, list_some
 from . import arrays as array_checks
 from . import tables as table_checks
 from .arrays import ArrayData, OwnDataOptions
 from .dataset import Array, Dataset
 from .named_set import SUFFIXES, is_path, read_npz
-from .tables import Findings, InputTable, describe_place, list_some
+from .tables import Findings, InputTable, describe_place
 
 SEPARATORS = (",", ";", "\t")
 KINDS = (
@@ -91,7 +91,7 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
     if tables:
         return OwnData(name, table_checks.make_dataset(tables, options, notes), files)
     if options.window is not None:
-        return OwnData(name, table_checks.cut_recordings(arrays, options, notes), files)
+        return OwnData(name, array_checks.cut_recordings(arrays, options, notes), files)
     dataset = array_checks.make_dataset(_join_arrays(arrays), options)
     return OwnData(name, replace(dataset, notes=(*notes, *dataset.notes)), files)
 

@@ -16,21 +16,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from ..errors import InputError, InputErrors, check, nearest, together
-from .arrays import MAX_NUMBER, ArrayData, OwnDataOptions
-from .dataset import (
-    Array,
-    Dataset,
-    Ints,
-    cut_into_pieces,
-    find_window_starts,
-    min_windows_in_piece,
-    number_runs,
-    number_values,
-    take_windows,
-)
+from ..errors import InputError, InputErrors, check, list_some, nearest, together
+from .arrays import MAX_NUMBER, OwnDataOptions
+from .dataset import Array, Dataset, Floats, Ints, cut_windows, min_windows_in_piece, number_runs
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Texts of empty cells, in small letters."""
@@ -47,9 +36,6 @@ MAX_EXACT = 2.0**53
 GAP = 3.0
 """A step of the clock is a gap if it is larger than the usual step by this factor."""
 NO_CLIENT_COLUMN = "no column gives the client of a row: rows are assigned to artificial clients"
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class InputTable:
         """The table, for a message."""
         return describe_place(self.source, self.client)
 
-    def describe_first(self, is_found: Flags) -> str:
+    def describe_first(self, is_found: Array) -> str:
         """Return the number of rows found and the position of the first, for a message."""
         name = self.frame.index.name or "row"
         first = f"first in {name} {self.frame.index[is_found.argmax()]}"
@@ -83,14 +69,6 @@ def describe_place(source: str, client: str) -> str:
     if client and client not in source.split():
         return f"{source} (client {client})"
     return source
-
-
-def list_some(names: Sequence[str], most: int = 5) -> str:
-    """List the first names, and count the others."""
-    listed = ", ".join(names[:most])
-    if len(names) > most:
-        listed += f" and {len(names) - most} more"
-    return listed
 
 
 def _quote(names: Sequence[str]) -> str:
@@ -135,15 +113,14 @@ class Findings:
 class _Recordings:
     """The rows of one or more tables, sorted by table, client and time.
 
-    signal: The inputs (n, channels).
-    target: Numbers, or texts.
-    rows: For each row the table (source), the name of the client, which may be empty, the number of
-        the recording, which is the rows of one client in one table, and of the piece of it that has
-        no gaps.
+    ``rows`` has the source, the client (may be empty), the number of the recording, which is the
+    rows of one client in one table, and the number of the piece of it without gaps.
     """
 
     signal: Floats
+    """The inputs (n, channels)."""
     target: Array
+    """Numbers, or texts."""
     rows: pd.DataFrame
 
     def describe(self, row: int) -> str:
@@ -200,11 +177,10 @@ def _find_wrong_options(
     """Report columns that no table has: then the option is wrong, not every table."""
     present = list(dict.fromkeys(name for table in tables for name in table.frame))
     places = tables[0].source if len(tables) == 1 else f"any of the {len(tables)} tables"
-    for option in ("label", "client", "time"):
-        column = getattr(options, option)
-        if column is None or str(column) in present:
+    for option, column in options.special_columns().items():
+        if column in present:
             continue
-        near = nearest(str(column), present)
+        near = nearest(column, present)
         hint = f"; did you mean '{near}'?" if near else "."
         findings.add(
             f"{option} is '{column}', which is not a column of {places}{hint} There are: "
@@ -216,11 +192,7 @@ def _find_channels(
     tables: Sequence[InputTable], options: OwnDataOptions, findings: Findings
 ) -> tuple[str, ...]:
     """Return the columns that are inputs; report columns that are missing or not expected."""
-    special = [str(options.label)]
-    for column in (options.client, options.time):
-        if column is not None:
-            special.append(str(column))
-    are_named = isinstance(options.channels, tuple)
+    special = list(options.special_columns().values())
     if isinstance(options.channels, tuple):
         channels = options.channels
         both = sorted(set(channels) & set(special))
@@ -244,7 +216,7 @@ def _find_channels(
         elif missing:
             present = _quote(list(table.frame))
             findings.add(f"{table.place} has no column {_quote(missing)} (it has {present}).")
-        elif others and not are_named:
+        elif others and not isinstance(options.channels, tuple):
             findings.add(
                 f"{table.place} has a column {_quote(others)} that the other tables lack; leave "
                 "it out, or say which columns are inputs (--channels)."
@@ -268,10 +240,9 @@ def _read_table(
         findings.add(f"{table.place} has no rows.")
         return []
     signal = _read_signal(table, channels, findings)
-    for name in (options.label, options.client, options.time):
-        if name is not None and str(name) not in frame:
-            # Reported with the channels.
-            return []
+    if not set(options.special_columns().values()) <= set(frame):
+        # Reported with the channels.
+        return []
     target = _read_target(table, options.label, findings)
     client = pd.Series(table.client, frame.index, dtype=object)
     if options.client is not None:
@@ -294,7 +265,7 @@ def _read_table(
     return [_Recordings(signal[order], target[order], rows)]
 
 
-def parse_numbers(column: pd.Series) -> tuple[Floats, Flags, Flags]:
+def parse_numbers(column: pd.Series) -> tuple[Floats, Array, Array]:
     """Read a column as numbers.
 
     Returns:
@@ -570,27 +541,15 @@ def _build_dataset(
 
 
 def _cut_windows(rows: Dataset, stretch: Ints, length: int, step: int) -> Dataset:
-    """Cut windows out of the rows, each within one stretch."""
-    start = find_window_starts(stretch, length, step)
+    """Cut windows out of the rows, each within one stretch; note stretches that are too short."""
+    windows = cut_windows(rows, length, step, stretch, min_windows_in_piece(length, step))
+    notes = rows.notes
     sizes = np.bincount(stretch)
     short = int((sizes < length).sum())
-    notes = rows.notes
     if short:
         note = f"{short} of {len(sizes)} stretches of one label are shorter than a window of"
         notes = (*notes, f"{note} {length} rows and left out")
-    return replace(
-        rows,
-        x=take_windows(rows.x, start, length),
-        y=rows.y[start],
-        user=None if rows.user is None else rows.user[start],
-        block=cut_into_pieces(number_values(stretch[start]), min_windows_in_piece(length, step)),
-        start=start,
-        reach=length,
-        notes=notes,
-        # A number to predict is that of the last row.
-        targets=None if rows.targets is None else rows.targets[start + length - 1],
-        window=length,
-    )
+    return replace(windows, notes=notes, window=length)
 
 
 def _number_users(client: pd.Series) -> tuple[tuple[str, ...], Ints | None]:
@@ -637,53 +596,3 @@ def _note_recorded(stretch: Ints) -> tuple[str, ...]:
         "example: neighbouring rows may be on both sides of the split; cut windows with window and "
         "stride",
     )
-
-
-# ---- recordings that are arrays ------------------------------------------------------------------
-
-
-def cut_recordings(
-    recordings: Sequence[tuple[str, ArrayData]], options: OwnDataOptions, notes: Sequence[str] = ()
-) -> Dataset:
-    """Cut arrays (n, channels) into windows.
-
-    Args:
-        recordings: The arrays, each with the name of its client; empty if they have none.
-        options: How to cut the windows.
-        notes: Remarks for the data set.
-    """
-    tables = []
-    for client, arrays in recordings:
-        tables.append(InputTable(arrays.source, _make_frame(arrays, options), client))
-    has_clients = "client" in tables[0].frame
-    options = replace(
-        options,
-        label="y",
-        client="client" if has_clients else None,
-        channels=tuple(name for name in tables[0].frame if name not in ("y", "client")),
-        time=None,
-    )
-    return make_dataset(tables, options, notes)
-
-
-def _make_frame(arrays: ArrayData, options: OwnDataOptions) -> pd.DataFrame:
-    """Make a table of a recording (n, channels), its targets and clients."""
-    x = arrays.x
-    if x.ndim != 2:
-        raise InputError(
-            f"window is {options.window}, and x has the shape {x.shape}, which is windows already; "
-            "leave window out, or give the recording (n, channels)."
-        )
-    names = [f"x{position}" for position in range(x.shape[1])]
-    if isinstance(options.channels, tuple):
-        names = list(options.channels)
-        allowed = f"a name for each of the {x.shape[1]} columns of x, and neither y nor client"
-        are_valid = len(names) == x.shape[1] and not {"y", "client"} & set(names)
-        check(are_valid, "channels", names, allowed)
-    columns = {"y": arrays.y}
-    if arrays.client is not None:
-        columns["client"] = np.asarray(arrays.client)
-    for name, values in columns.items():
-        allowed = f"of shape ({len(x)},), one for each row of x"
-        check(values.shape == (len(x),), name, values, allowed)
-    return pd.DataFrame(x, columns=names).assign(**columns)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import list_some
 from . import charts, seed_averages, tables
 from .charts import Chart, Marks, Series, thin_out
 from .page import COLOURS, Page
@@ -99,10 +100,7 @@ def _make_title(finished: Sequence[Summary]) -> str:
         data[summary["data"]] = None
     if not methods:
         return "Comparison of runs"
-    listed = ", ".join(list(methods)[:5])
-    if len(methods) > 5:
-        listed += f" and {len(methods) - 5} more"
-    return f"{listed} on {', '.join(data)}"
+    return f"{list_some(list(methods))} on {', '.join(data)}"
 
 
 def _name_score(finished: Sequence[Summary]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from torch import nn
 
 from .. import nets
 from ..data.federation import Federation
-from ..errors import InputError
+from ..errors import InputError, list_some
 from ..nets.user_files import is_file_spec
 from .files import cannot_write
 from .folder import RunFolder
@@ -141,7 +140,7 @@ class Result:
         # Some clients may have none of the server's: then there is none for all.
         is_for_all = len(groups) == 1 and len(members[0]) == len(about["clients"])
         if group is None and not is_for_all:
-            listed = [f"group {number}: {_few(names)}" for number, names in members.items()]
+            listed = [f"group {number}: {list_some(names)}" for number, names in members.items()]
             raise InputError(
                 f"{method} has no model for all clients, but one for groups of them "
                 f"({'; '.join(listed)}); say which, as result.model(group=0), or name a client."
@@ -173,27 +172,12 @@ class Result:
         return nets.build(net, tuple(about["shape"]), int(about["outputs"]), seed=0)
 
 
-def _few(names: Sequence[str], most: int = 5) -> str:
-    """Some names, and how many others there are.
-
-    >>> _few(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    listed = ", ".join(names[:most])
-    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
-
-
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Rows as a DataFrame of pandas, which must be installed."""
-    try:
-        # By name: pandas is no dependency, and need not be there for a type checker either.
-        pandas: Any = importlib.import_module("pandas")
-    except ImportError:
-        raise InputError(
-            "a DataFrame needs pandas, which is not installed here: pip install pandas. Without "
-            "as_frame you get a list of dictionaries."
-        ) from None
-    return pandas.json_normalize(list(rows))
+    """Return rows as a DataFrame of pandas."""
+    # Imported here because pandas takes half a second, and few callers want a DataFrame.
+    import pandas as pd
+
+    return pd.json_normalize(list(rows))
 
 
 @dataclass(frozen=True)

@@ -73,15 +73,14 @@ def _motion_windows(users: int, length: int, noise: float) -> Dataset:
             recordings.append(recording)
             labels.append(np.full(len(recording), activity))
             owners.append(np.full(len(recording), user))
-    windows = cut_windows(
+    rows = Dataset(
         np.concatenate(recordings),
         np.concatenate(labels),
-        np.concatenate(owners),
         ACTIVITIES,
-        length,
-        STEP,
+        np.concatenate(owners),
         notes=GENERATED,
     )
+    windows = cut_windows(rows, length, STEP)
     assert windows.user is not None
     return replace(windows, kinds=windows.user % KINDS)
 

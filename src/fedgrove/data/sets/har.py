@@ -197,7 +197,8 @@ def read_text_wisdm(paths: Sequence[Path]) -> Arrays:
 def make_wisdm(arrays: Arrays) -> Dataset:
     """Make windows of 200 steps, 50 % overlap, from raw text; packed windows have 128 steps."""
     if "xyz" in arrays:
-        return cut_windows(arrays["xyz"], arrays["y"], arrays["user"], WISDM_LABELS, 200, 100)
+        rows = Dataset(arrays["xyz"], arrays["y"], WISDM_LABELS, arrays["user"])
+        return cut_windows(rows, length=200, step=100)
     return Dataset(
         arrays["x"],
         arrays["y"].astype(np.int64),
@@ -222,7 +223,8 @@ def make_wisdm51(arrays: Arrays) -> Dataset:
     # The packed file holds whole numbers of 1/512 m/s².
     signal = arrays["xyz"].astype(np.float32) / 512
     notes = (f"{len(np.unique(arrays['user']))} of 51 subjects, watch accelerometer",)
-    return cut_windows(signal, arrays["y"], arrays["user"], WISDM51_LABELS, 200, 100, notes)
+    rows = Dataset(signal, arrays["y"], WISDM51_LABELS, arrays["user"], notes=notes)
+    return cut_windows(rows, length=200, step=100)
 
 
 # ---- the sets, each with its forms, the preferred one first --------------------------------------
