@@ -9,6 +9,8 @@ import json
 import math
 import re
 import shlex
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +75,13 @@ def timeless(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["data", "engines", "methods", "nets", "parts", "trees"])
+def test_a_fresh_import_has_the_modules(name: str) -> None:
+    program = f"import fedgrove as fg; print(fg.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == f"fedgrove.{name}\n"
 
 
 def test_the_verbs_are_there_whatever_was_imported_before() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .renamed import NAMES, find_old_modules, find_renamed
 
 if TYPE_CHECKING:
-    from . import methods
+    from . import data, engines, methods, nets, parts, trees
     from .api import compare, cost, load_run, rerun, resume, run, sweep
     from .choosing.choose import choose
     from .config.experiment import Experiment
@@ -75,6 +75,8 @@ __all__ = [
     "choose",
     "compare",
     "cost",
+    "data",
+    "engines",
     "expected_as_sent",
     "expected_no_packets",
     "export_model",
@@ -82,12 +84,16 @@ __all__ = [
     "load",
     "load_run",
     "methods",
+    "nets",
+    "parts",
     "rerun",
     "resume",
     "run",
     "sweep",
+    "trees",
 ]
 
+_MODULES = ("data", "engines", "methods", "nets", "parts", "trees")
 _ERRORS = ("EngineError", "FedgroveError", "InputError", "InputErrors", "WireError")
 _MODULE_OF = {
     "Experiment": "config.experiment",
@@ -116,8 +122,8 @@ def __getattr__(name: str) -> Any:
         return find_renamed(f"{__name__}.core", name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "methods":
-        return importlib.import_module(".methods", __name__)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     module = importlib.import_module(f".{_MODULE_OF.get(name, 'core')}", __name__)
     return getattr(module, name)
 
