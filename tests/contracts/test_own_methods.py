@@ -197,8 +197,8 @@ def test_new_and_old_clients_of_our_own_methods_form_one_stack(
     counts = []
     split = batched.split_into_stacks
 
-    def counted(jobs: Any, stage: Any, on_card: bool) -> Any:
-        stacks = split(jobs, stage, on_card)
+    def counted(jobs: Any, stage: Any, is_on_gpu: bool) -> Any:
+        stacks = split(jobs, stage, is_on_gpu)
         counts.append(len(stacks))
         return stacks
 

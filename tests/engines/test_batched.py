@@ -17,13 +17,14 @@ from torch.func import vmap
 from fedgrove import engines, methods, trees
 from fedgrove.core import Batch, Carry, Lost, Packet, Task
 from fedgrove.engines import Serial
-from fedgrove.engines.batched import convolution, graphs, grouped, stacking
+from fedgrove.engines.batched import convolution, graphs, grouped, launching, stacking
 from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.graphs import STEPS_MULTIPLE, CapturedStack, GraphCache
-from fedgrove.engines.batched.stacking import bring_back, joined_rows, split_rows, stack_carries
+from fedgrove.engines.batched.jobs import from_template, to_template
+from fedgrove.engines.batched.launching import Launcher
+from fedgrove.engines.batched.stacking import join_rows, split_rows, stack_carries, start_return
 from fedgrove.engines.batched.steps import BatchPlan, Stack
-from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.errors import InputError
 from fedgrove.nets import Net, Output, build
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -112,7 +113,7 @@ def test_a_captured_stack_serves_fewer_clients_and_more_rounds(
         cohort=8,
     )
     engine = Batched()
-    engine._graph_cache = GraphCache()
+    engine._launcher.graph_cache = GraphCache()
     for count in (7, 8, 5):
         tasks = [Task(k, {"model": Packet(run.params)}) for k in list(run.infos)[:count]]
         expected = list(reports(run, Serial(), tasks))
@@ -128,13 +129,13 @@ def test_what_was_stacked_for_one_stage_is_there_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moved: list[int] = []
-    stacks_to_device = stacking.stacks_to_device
+    stack_on_device = stacking.stack_on_device
 
     def noted(stacks: Any, device: torch.device) -> list[Tensor]:
         moved.append(len(stacks))
-        return stacks_to_device(stacks, device)
+        return stack_on_device(stacks, device)
 
-    monkeypatch.setattr(stacking, "stacks_to_device", noted)
+    monkeypatch.setattr(stacking, "stack_on_device", noted)
     carries = [{"kept": {"w": torch.full((2,), float(k))}, "own": {}} for k in range(3)]
     recent = stacking.RecentStacks()
     first = stack_carries(carries, CPU, recent)
@@ -241,7 +242,7 @@ def test_what_runs_have_in_common_is_trained_once(
             super().__init__(*args)
             sizes.append(len(self.hyperparameters))
 
-    monkeypatch.setattr(batched_engine, "Stack", Counted)
+    monkeypatch.setattr(launching, "Stack", Counted)
     schedules = {"a": (1.0, 0.5), "b": (1.0, 0.5), "c": (1.0, 0.8), "d": (1.0, 0.5)}
     data = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2").federation
 
@@ -375,7 +376,7 @@ def test_too_little_memory_halves_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    train_stack = batched_engine.train_stack
+    train_stack = launching.train_stack
 
     def tight(stack: Any) -> Any:
         sizes.append(len(stack.hyperparameters))
@@ -391,7 +392,7 @@ def test_too_little_memory_halves_the_stack(
     )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
-    monkeypatch.setattr(batched_engine, "train_stack", tight)
+    monkeypatch.setattr(launching, "train_stack", tight)
     for mine, alone in zip(reports(run, Batched(), tasks), expected, strict=True):
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
     assert sizes == [5, 2, 3, 1, 2]
@@ -403,7 +404,7 @@ def test_one_client_that_does_not_fit_is_named(
     def never(stack: Any) -> Any:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(batched_engine, "train_stack", never)
+    monkeypatch.setattr(launching, "train_stack", never)
     run = make_run(methods.FedAvg(), tmp_path)
     tasks = [Task(k, {"model": Packet(run.params)}) for k in (1, 2)]
     for (task, answer), client in zip(answers(run, Batched(), tasks), (1, 2), strict=True):
@@ -428,7 +429,7 @@ def test_one_client_that_does_not_fit_is_named(
     ],
 )
 def test_how_many_fit_by_hand(per_client: int, free: int, share: float, expected: int) -> None:
-    assert batched_engine.clients_that_fit(per_client, free, share) == expected
+    assert batched_engine.count_fitting_clients(per_client, free, share) == expected
 
 
 def test_a_cut_plan_has_the_first_steps() -> None:
@@ -474,7 +475,7 @@ def test_memory_is_measured_once_and_the_stack_fits(
         measured.append((per_client, free))
         return 5
 
-    monkeypatch.setattr(batched_engine, "clients_that_fit", five)
+    monkeypatch.setattr(batched_engine, "count_fitting_clients", five)
     engine = Batched(device="cuda", graphs=graphs)
     for _ in range(2):
         for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
@@ -518,8 +519,8 @@ def test_parts_take_turns_and_answers_come_in_order(
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
     events: list[str] = []
-    begin = Batched._begin
-    answers_of = Batched._answers
+    begin = Batched._start_chunk
+    answers_of = Batched._finish_chunk
 
     def in_twos(self: Batched, stream: Any) -> Any:
         jobs = list(stream)
@@ -533,9 +534,9 @@ def test_parts_take_turns_and_answers_come_in_order(
         events.append(f"answer {part.jobs[0].task.to}")
         yield from answers_of(self, part, sent, counters)
 
-    monkeypatch.setattr(Batched, "_parts", in_twos)
-    monkeypatch.setattr(Batched, "_begin", noted_begin)
-    monkeypatch.setattr(Batched, "_answers", noted_answers)
+    monkeypatch.setattr(Batched, "_split_into_chunks", in_twos)
+    monkeypatch.setattr(Batched, "_start_chunk", noted_begin)
+    monkeypatch.setattr(Batched, "_finish_chunk", noted_answers)
     found = list(reports(run, Batched(chunk=4), tasks))
     assert [report.of for report in found] == [report.of for report in expected]
     for mine, alone in zip(found, expected, strict=True):
@@ -553,14 +554,16 @@ def test_an_abandoned_map_trains_nothing_more(
     run = make_run(methods.FedAvg(), tmp_path, sizes=(20, 13, 24, 17), cohort=4)
     jobs = [(run, Task(k, {"model": Packet(run.params)})) for k in run.infos]
     launched: list[int] = []
-    launch = Batched._launch_training
+    launch = Launcher._launch_training
 
     def noted(self: Batched, jobs: Any, number: int, steps: Any) -> Any:
         launched.append(len(jobs))
         return launch(self, jobs, number, steps)
 
-    monkeypatch.setattr(Batched, "_parts", lambda self, stream: iter([jobs[:2], jobs[2:]]))
-    monkeypatch.setattr(Batched, "_launch_training", noted)
+    monkeypatch.setattr(
+        Batched, "_split_into_chunks", lambda self, stream: iter([jobs[:2], jobs[2:]])
+    )
+    monkeypatch.setattr(Launcher, "_launch_training", noted)
     answers = Batched().map(jobs)
     next(answers)
     before = torch.get_rng_state()
@@ -575,13 +578,13 @@ def test_training_on_a_cpu_has_the_threads_that_there_were(
     """Though the server, which asks for the answers, does with one."""
     run = make_run(methods.FedAvg(), tmp_path)
     threads: list[int] = []
-    train_stack = batched_engine.train_stack
+    train_stack = launching.train_stack
 
     def noted(stack: Stack) -> Any:
         threads.append(torch.get_num_threads())
         return train_stack(stack)
 
-    monkeypatch.setattr(batched_engine, "train_stack", noted)
+    monkeypatch.setattr(launching, "train_stack", noted)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -595,7 +598,7 @@ def test_training_on_a_cpu_has_the_threads_that_there_were(
 
 
 def test_a_norm_without_a_shift_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "on_card", lambda x: True)
+    monkeypatch.setattr(convolution, "is_on_gpu", lambda x: True)
     monkeypatch.setattr(convolution, "has_triton", lambda: True)
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     scale = torch.tensor([1.0, 2.0, 3.0])
@@ -718,7 +721,7 @@ def test_vmap_is_what_it_is_compared_with() -> None:
 
 def test_rows_of_a_stack_are_each_clients_tree_and_one_vector() -> None:
     stacked = {"w": torch.arange(12.0).view(3, 2, 2), "b": torch.tensor([20.0, 21.0, 22.0])}
-    rows = joined_rows(stacked)
+    rows = join_rows(stacked)
     assert rows[1].tolist() == [4.0, 5.0, 6.0, 7.0, 21.0]
     forest = split_rows(rows, {name: leaf[0] for name, leaf in stacked.items()})
     assert trees.identical(trees.stack(forest), stacked)
@@ -726,5 +729,5 @@ def test_rows_of_a_stack_are_each_clients_tree_and_one_vector() -> None:
         vector = trees.as_vector(tree)
         assert vector is not None
         assert vector.data_ptr() == row.data_ptr()
-    assert len(bring_back({}, [0, 0, 0]).trees()) == 3
-    assert trees.identical(bring_back(stacked, [0, 1, 0]).trees()[2], forest[2])
+    assert len(start_return({}, [0, 0, 0]).trees()) == 3
+    assert trees.identical(start_return(stacked, [0, 1, 0]).trees()[2], forest[2])

@@ -19,7 +19,7 @@ from tests.contract import small
 from fedgrove import methods
 from fedgrove.core import Lost, Packet, Report, Task
 from fedgrove.engines.batched import counting
-from fedgrove.engines.batched.counting import Counters, Worker, counters_of_this_process
+from fedgrove.engines.batched.counting import Counters, Worker, get_counters
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.pool.engine import default_start
 from fedgrove.errors import InputError
@@ -40,13 +40,13 @@ METHODS = ("fedavg", "safl", "fedlayerprune", "adfedwcp", "grove", "ca-afp")
 def _none_left() -> Iterator[None]:
     if torch.cuda.is_initialized():
         pytest.skip("CUDA has begun in this process: none can be started")
-    counting.end_counters()
+    counting.stop_counters()
     yield
-    counting.end_counters()
+    counting.stop_counters()
 
 
 def team(number: int = 2) -> list[Worker]:
-    counters = counters_of_this_process(number)
+    counters = get_counters(number)
     assert counters is not None
     return counters.workers
 
@@ -184,7 +184,7 @@ def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     first, second = team()
     assert second.process.pid is not None
     os.kill(second.process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(counting, "PATIENCE", 0.2)
+    monkeypatch.setattr(counting, "TIMEOUT_SECONDS", 0.2)
     assert costs(run, Batched(counters=2), tasks_of(run)) == expected
     assert second.has_ended
     assert not second.process.is_alive()
@@ -195,29 +195,29 @@ def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_many_orders_do_not_fill_the_pipe_of_one_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counters = counters_of_this_process(1)
+    counters = get_counters(1)
     assert counters is not None
     (worker,) = counters.workers
     assert worker.process.pid is not None
     os.kill(worker.process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(counting, "PATIENCE", 0.2)
+    monkeypatch.setattr(counting, "TIMEOUT_SECONDS", 0.2)
     packets = {"model": Packet({"w": torch.arange(4200.0)})}
     for position in range(600):
-        counters.hand_out(position, Smallest(), packets, {})
+        counters.submit(position, Smallest(), packets, {})
     assert worker.has_ended
 
 
 def test_they_can_be_lent_again_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = counters_of_this_process(1)
+    counters = get_counters(1)
 
     def interrupted(worker: Worker) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Worker, "take_all", interrupted)
-        with pytest.raises(KeyboardInterrupt), counting.lent(counters):
+        patch.setattr(Worker, "receive_all", interrupted)
+        with pytest.raises(KeyboardInterrupt), counting.borrow_counters(counters):
             pass
-    with counting.lent(counters) as again:
+    with counting.borrow_counters(counters) as again:
         assert again is counters
 
 
@@ -227,7 +227,7 @@ def test_little_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = run_of(SPARSE, tmp_path)
     expected = costs(run, Batched(counters=0), tasks_of(run))
     team()
-    monkeypatch.setattr(counting, "ROOM", room)
+    monkeypatch.setattr(counting, "SHARED_BYTES", room)
     watch = Watch(monkeypatch)
     assert costs(run, Batched(counters=2), tasks_of(run)) == expected
     assert watch.packets == (len(expected) if room else 0)
@@ -236,7 +236,7 @@ def test_little_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_more_reports_than_are_handed_out_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counting, "AHEAD", 1)
+    monkeypatch.setattr(counting, "MAX_AHEAD", 1)
     # Reports alone are looked at.
     monkeypatch.setattr(counting, "FEW_RECEIVERS", 0)
     run = run_of(SPARSE, tmp_path)
@@ -252,14 +252,14 @@ def test_an_error_comes_when_it_is_the_turn_of_its_job(
 ) -> None:
     """As of a full disk, which ends the run: those before it are answered."""
     run = run_of(SPARSE, tmp_path)
-    answer_of = Batched._answer_of
+    answer_of = Batched._make_answer
 
     def fails(self: Batched, job: Any) -> Any:
         if job.task.to == 3:
             raise OSError("no space left")
         return answer_of(self, job)
 
-    monkeypatch.setattr(Batched, "_answer_of", fails)
+    monkeypatch.setattr(Batched, "_make_answer", fails)
     loop = reports(run, Batched(counters=2), tasks_of(run))
     assert [next(loop).of for _ in range(3)] == [0, 1, 2]
     with pytest.raises(OSError, match="no space left"):
@@ -399,7 +399,7 @@ def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Batched(counters=2)._counters() is counters
     for available, number in ((1, 0), (2, 0), (3, 0), (4, 2), (6, 3), (16, 8), (64, 8)):
         monkeypatch.setattr(counting, "cores", lambda available=available: available)
-        assert counting.default_number() == number
+        assert counting.choose_default_number() == number
 
 
 def test_less_than_none_is_refused() -> None:
@@ -409,10 +409,10 @@ def test_less_than_none_is_refused() -> None:
 
 def test_none_once_cuda_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert counters_of_this_process(2) is None
+    assert get_counters(2) is None
     monkeypatch.undo()
     # It is not asked again and again.
-    assert counters_of_this_process(2) is None
+    assert get_counters(2) is None
 
 
 def test_none_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,17 +420,17 @@ def test_none_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(counting, "_start", refuse)
-    assert counters_of_this_process(2) is None
+    assert get_counters(2) is None
 
 
 def test_a_forked_process_does_not_use_them() -> None:
-    mine = counters_of_this_process(1)
+    mine = get_counters(1)
     assert mine is not None
     child = os.fork()
     if child == 0:
-        theirs: Counters | None = counters_of_this_process(1)
+        theirs: Counters | None = get_counters(1)
         own = theirs is not None and theirs is not mine and theirs.owner == os.getpid()
-        counting.end_counters()
+        counting.stop_counters()
         os._exit(0 if own else 1)
     _, status = os.waitpid(child, 0)
     assert status == 0
@@ -452,8 +452,8 @@ def is_there(pid: int) -> bool:
 
 OWNER = """
 import sys, time
-from fedgrove.engines.batched.counting import counters_of_this_process
-workers = counters_of_this_process(2).workers
+from fedgrove.engines.batched.counting import get_counters
+workers = get_counters(2).workers
 print(*(worker.process.pid for worker in workers), flush=True)
 if sys.argv[1] == "exits":
     sys.exit()

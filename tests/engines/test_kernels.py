@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgrove.engines.batched import convolution, grouped, library, ragged, windows
+from fedgrove.engines.batched import conv_library, conv_windows, convolution, grouped
 from fedgrove.nets import Net
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -30,7 +30,9 @@ def test_short_batches_beside_full_ones(device: str, far: float) -> None:
     running = torch.stack([torch.zeros(12), torch.ones(12)]).to(x)
     expected_running = running.clone()
 
-    out = ragged.batch_norm(x, weight, (running[0], running[1]), (affine[0], affine[1]), 0.1, 1e-5)
+    out = grouped.normalise_examples(
+        x, weight, (running[0], running[1]), (affine[0], affine[1]), 0.1, 1e-5
+    )
     loss = torch.zeros((), dtype=torch.float64, device=device)
     expected_loss = torch.zeros_like(loss)
     for client, n in enumerate((5, 3, 1)):
@@ -73,7 +75,7 @@ def images(examples: int, channels: int, side: int) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("way", [library, windows], ids=["library", "windows"])
+@pytest.mark.parametrize("way", [conv_library, conv_windows], ids=["library", "windows"])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), KERNELS)
 def test_each_way_is_a_convolution(way: Any, kernel: Any, stride: Any, padding: Any) -> None:
     """Images and both gradients of two clients, four channels to five."""
@@ -92,7 +94,7 @@ def test_each_way_is_a_convolution(way: Any, kernel: Any, stride: Any, padding: 
     assert y.is_contiguous(memory_format=torch.channels_last)
     dw = way.weight_gradient(dy, x.detach(), packed, stride, padding)
     torch.testing.assert_close(dw, expected_dw)
-    if way is windows and stride != (1, 1):
+    if way is conv_windows and stride != (1, 1):
         with pytest.raises(ValueError, match="a stride of 1"):
             way.input_gradient(dy, x.detach(), packed, stride, padding)
         return
@@ -150,11 +152,11 @@ def test_the_fastest_way_is_found_once_and_one_that_fails_is_out() -> None:
         # Triton's errors are no RuntimeErrors.
         raise Exception("cannot")
 
-    candidates = [(library, broken), (windows, slow), (ragged, quick)]
-    assert convolution.fastest(candidates, (torch.eye(512, device="cuda"),)) is ragged
+    candidates = [(conv_library, broken), (conv_windows, slow), (grouped, quick)]
+    assert convolution.find_fastest(candidates, (torch.eye(512, device="cuda"),)) is grouped
     assert set(calls) == {"slow", "quick", "broken"}
     with pytest.raises(Exception, match="cannot"):
-        convolution.fastest([(library, broken)], (torch.eye(2, device="cuda"),))
+        convolution.find_fastest([(conv_library, broken)], (torch.eye(2, device="cuda"),))
 
 
 def test_a_large_mean_does_not_hide_the_variance() -> None:
@@ -163,7 +165,7 @@ def test_a_large_mean_does_not_hide_the_variance() -> None:
     x = 100 + 0.1 * torch.randn(8, 4, 5, 5, generator=g)
     weight = (torch.arange(8) < 3).float().view(1, -1)
     affine = (torch.ones(4), torch.zeros(4))
-    mine = ragged.batch_norm(x, weight, (None, None), affine, 0.1, 1e-5)[:3]
+    mine = grouped.normalise_examples(x, weight, (None, None), affine, 0.1, 1e-5)[:3]
     exact = F.batch_norm(x[:3].double(), None, None, training=True)
     assert (mine - exact).abs().max() < 2e-4
 
@@ -190,7 +192,7 @@ class Mixed(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("way", [library, windows], ids=["library", "windows"])
+@pytest.mark.parametrize("way", [conv_library, conv_windows], ids=["library", "windows"])
 def test_a_network_by_each_way(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32 beside float64, as on a card: channels last, without Triton."""
     draw = torch.Generator().manual_seed(0)
@@ -210,13 +212,13 @@ def test_a_network_by_each_way(way: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     expected = gradients(torch.float64)
 
     def run(name: str, arguments_of: Any, clients: int) -> Tensor:
-        passes = way if way is library or name != "input_gradient" else library
+        passes = way if way is conv_library or name != "input_gradient" else conv_library
         result: Tensor = getattr(passes, name)(*arguments_of(clients))
         return result
 
-    monkeypatch.setattr(convolution, "on_card", lambda x: True)
+    monkeypatch.setattr(convolution, "is_on_gpu", lambda x: True)
     monkeypatch.setattr(convolution, "has_triton", lambda: False)
-    monkeypatch.setattr(convolution, "_run", run)
+    monkeypatch.setattr(convolution, "_run_fastest", run)
     assert grouped.supports(net, x)
     for mine, exact in zip(gradients(torch.float32), expected, strict=True):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-3, atol=1e-4)

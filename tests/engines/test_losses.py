@@ -33,6 +33,7 @@ from fedgrove.core import (
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.engines.batched import engine as batched_engine
+from fedgrove.engines.batched import launching
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
@@ -187,13 +188,13 @@ def test_a_training_that_fails_on_one_clients_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    train_stack = batched_engine.train_stack
+    train_stack = launching.train_stack
 
     def counted(stack: Any) -> Any:
         sizes.append(len(stack.hyperparameters))
         return train_stack(stack)
 
-    monkeypatch.setattr(batched_engine, "train_stack", counted)
+    monkeypatch.setattr(launching, "train_stack", counted)
     # Its look at the data would have it trained one client at a time.
     monkeypatch.setattr(batched_engine, "can_stack", lambda net, device: True)
     check_only_bad_is_lost(touchy(tmp_path), "ZeroDivisionError: the input is too large")
@@ -216,14 +217,14 @@ def test_nobody_is_trained_twice_where_memory_is_short_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first half is trained before the second one fails, and is then tried again."""
-    train_stack = batched_engine.train_stack
+    train_stack = launching.train_stack
 
     def tight(stack: Any) -> Any:
         if len(stack.hyperparameters) > 2:
             raise torch.OutOfMemoryError("no room")
         return train_stack(stack)
 
-    monkeypatch.setattr(batched_engine, "train_stack", tight)
+    monkeypatch.setattr(launching, "train_stack", tight)
     run = touchy(tmp_path, InPlace(local=LocalTraining(2, 8, SGD(0.1))))
     check_only_bad_is_lost(run, "ZeroDivisionError: the input is too large")
 

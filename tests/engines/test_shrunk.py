@@ -15,9 +15,10 @@ from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.channels.shrink import find_small_net
 from fedgrove.core import Carry, Packet, Task, Train
 from fedgrove.engines import Pool, Serial, work
-from fedgrove.engines.batched import engine as batched_engine
+from fedgrove.engines.batched import launching
 from fedgrove.engines.batched.engine import Batched
-from fedgrove.engines.batched.stacking import rounded_width, split_into_stacks, width_adapters
+from fedgrove.engines.batched.jobs import split_into_stacks
+from fedgrove.engines.batched.stacking import make_width_adapters, round_width
 from fedgrove.engines.batched.steps import Stack
 from fedgrove.engines.work import initial_carry, trained
 from fedgrove.methods.safl.slimming import GammaDistance, GammaL1
@@ -190,12 +191,12 @@ def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path:
     stacks = split_into_stacks(jobs, Train(CrossEntropy(), recipe))
     assert [len(stack) for stack in stacks] == STACKS[widths]
     # A card has little to do with networks as small as these.
-    assert len(split_into_stacks(jobs, Train(CrossEntropy(), recipe), on_card=True)) == 1
+    assert len(split_into_stacks(jobs, Train(CrossEntropy(), recipe), is_on_gpu=True)) == 1
 
     stacked_jobs = []
     for stack in stacks:
         stacked_jobs += stack
-    for adapter in width_adapters(stacked_jobs):
+    for adapter in make_width_adapters(stacked_jobs):
         # No net is made before it is needed.
         for thin in (adapter.own, adapter.common):
             assert thin is None or "net" not in vars(thin)
@@ -204,7 +205,7 @@ def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path:
             for kept in adapter.common.channels.values():
                 # The widest client keeps every second channel.
                 half_of_all = -(-len(kept) // 2)
-                assert int(kept.sum()) == rounded_width(half_of_all, len(kept))
+                assert int(kept.sum()) == round_width(half_of_all, len(kept))
 
     alone = Serial().map((run, task) for task in tasks)
     together = engine.map((run, task) for task in tasks)
@@ -228,7 +229,7 @@ def test_widths_that_differ_a_little_are_one_shape(tmp_path: Path) -> None:
         engine = Batched()
         jobs = [engine._start_job(run, task, {}) for task in tasks]
         (stack,) = split_into_stacks(jobs, Train(CrossEntropy(), RECIPES[0]))
-        adapters = width_adapters(stack)
+        adapters = make_width_adapters(stack)
         narrow = [
             adapter.narrow(job.carry, ()) for adapter, job in zip(adapters, stack, strict=True)
         ]
@@ -248,7 +249,7 @@ def test_a_net_that_keeps_nearly_all_channels_stays_whole(tmp_path: Path) -> Non
     job = engine._start_job(run, Task(0, {"model": Packet(run.params, mask)}), {})
     split_into_stacks([job], Train(CrossEntropy(), RECIPES[0]))
     assert job.thin is not None
-    (adapter,) = width_adapters([job])
+    (adapter,) = make_width_adapters([job])
     assert adapter.common is None
     assert adapter.own is job.thin
 
@@ -262,7 +263,7 @@ def test_moving_masks_make_few_graphs(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     own_widths = set()
     shapes = set()
-    train = batched_engine.train_stack
+    train = launching.train_stack
 
     def recorded(stack: Stack) -> Carry:
         shapes.add(stack.shape_key)
@@ -270,10 +271,10 @@ def test_moving_masks_make_few_graphs(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def adapted(jobs: Any, name: str) -> Any:
         own_widths.update(job.thin.small["conv2.weight"] for job in jobs if job.thin)
-        return width_adapters(jobs, name)
+        return make_width_adapters(jobs, name)
 
-    monkeypatch.setattr(batched_engine, "train_stack", recorded)
-    monkeypatch.setattr(batched_engine, "width_adapters", adapted)
+    monkeypatch.setattr(launching, "train_stack", recorded)
+    monkeypatch.setattr(launching, "make_width_adapters", adapted)
     play(run, Batched())
     assert len(own_widths) >= 6
     # The whole net without a mask, and with one; then three more parts for each group at most.

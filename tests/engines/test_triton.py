@@ -25,8 +25,8 @@ from fedgrove.engines import Serial
 from fedgrove.engines.batched import convolution
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.graphs import CapturedStack, GraphCache
+from fedgrove.engines.batched.jobs import from_template, to_template
 from fedgrove.engines.batched.steps import Stack, train_stack
-from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.nets import Net
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -42,7 +42,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from fedgrove.engines.batched import fused, implicit, normalising, pooling  # noqa: E402
+from fedgrove.engines.batched import conv_triton, norm_triton, optimiser_triton, pool_triton  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
@@ -74,9 +74,9 @@ def test_implicit_products_are_a_convolution(shape: Any) -> None:
         dy = dy.contiguous(memory_format=torch.channels_last)
         expected_dx, expected_dw = torch.autograd.grad(expected, (x, w), dy)
         packed = w.detach().permute(0, 1, 3, 4, 2).contiguous()
-        y = implicit.forward(x.detach(), packed, bias, stride, padding)
-        dx = implicit.input_gradient(dy, x.detach(), packed, stride, padding)
-        dw = implicit.weight_gradient(dy, x.detach(), packed, stride, padding)
+        y = conv_triton.forward(x.detach(), packed, bias, stride, padding)
+        dx = conv_triton.input_gradient(dy, x.detach(), packed, stride, padding)
+        dw = conv_triton.weight_gradient(dy, x.detach(), packed, stride, padding)
     torch.testing.assert_close(y, expected.detach(), rtol=1e-4, atol=2e-4)
     torch.testing.assert_close(dx, expected_dx, rtol=1e-4, atol=2e-4)
     torch.testing.assert_close(dw, expected_dw, rtol=1e-4, atol=2e-4)
@@ -94,7 +94,7 @@ def test_maxima_and_their_gradient(shape: Any, window: Any) -> None:
     one = x.clone().requires_grad_()
     other = x.clone().requires_grad_()
     expected = F.max_pool2d(one, window)
-    mine = pooling.max_pool(other, window)
+    mine = pool_triton.max_pool(other, window)
     torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
     dy = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     (expected_dx,) = torch.autograd.grad(expected, one, dy)
@@ -127,8 +127,8 @@ def test_batch_norm_and_its_gradient(shape: Any, is_plain: bool, dtype: torch.dt
         wanted = [inputs] if is_plain else [inputs, own_scale, own_bias]
         affine = None if is_plain else (own_scale, own_bias)
         if is_mine:
-            assert normalising.can_normalise(inputs, 0.1)
-            y = normalising.batch_norm(inputs, running, affine, 0.1, 1e-5)
+            assert norm_triton.can_normalise(inputs, 0.1)
+            y = norm_triton.batch_norm(inputs, running, affine, 0.1, 1e-5)
         else:
             y = F.batch_norm(inputs, *running, *(affine or (None, None)), True, 0.1, 1e-5)
         gradients = torch.autograd.grad(y, wanted, dy.to(y.dtype))
@@ -181,11 +181,11 @@ def test_a_card_would_give_what_serial_gives(
     sizes = (12, 9, 17, 10, 5)
     run = make_run(method, tmp_path / "serial", net=net, sizes=sizes, cohort=5)
     expected = play(run, Serial())
-    monkeypatch.setattr(convolution, "on_card", lambda x: True)
+    monkeypatch.setattr(convolution, "is_on_gpu", lambda x: True)
     monkeypatch.setattr(convolution, "has_triton", lambda: True)
     engine = Batched()
     halves = Halves()
-    monkeypatch.setattr(engine, "_graph_cache", halves)
+    monkeypatch.setattr(engine._launcher, "graph_cache", halves)
     run = make_run(method, tmp_path / "batched", net=net, sizes=sizes, cohort=5)
     found = play(run, engine)
     assert halves.was_partly_done
@@ -202,16 +202,16 @@ def test_spare_room_keeps_nothing_of_the_round_before(
     run = make_run(method, tmp_path / "serial", sizes=sizes, cohort=7)
     expected = play(run, Serial())
     if INTERPRETED:
-        monkeypatch.setattr(convolution, "on_card", lambda x: True)
+        monkeypatch.setattr(convolution, "is_on_gpu", lambda x: True)
         monkeypatch.setattr(convolution, "has_triton", lambda: True)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         monkeypatch.setattr(CapturedStack, "_capture", lambda self, size, all_active, ragged: None)
         monkeypatch.setattr(GraphCache, "_memory_is_short", lambda self: False)
     engine = Batched(DEVICE)
-    engine._graph_cache = GraphCache()
+    engine._launcher.graph_cache = GraphCache()
     run = make_run(method, tmp_path / "batched", sizes=sizes, cohort=7)
     found = play(run, engine)
-    assert len(engine._graph_cache._captured) == 1
+    assert len(engine._launcher.graph_cache._captured) == 1
     assert trees.distance(tensors(expected), tensors(found)) < 1e-9
 
 
@@ -274,8 +274,8 @@ def test_fused_steps_are_those_of_the_optimiser(
                 kept = moves.view(-1, *[1] * (value.dim() - 1))
                 expected[name][k][:3] = torch.where(kept, value, expected[name][k][:3])
         own_stage = from_template(template, hyperparameters[:3].T)
-        assert fused.can_update(own_stage)
-        fused.update(own_stage, _first(mine), grads, mine[local.OPTIMISER], 3, flags)
+        assert optimiser_triton.can_update(own_stage)
+        optimiser_triton.update(own_stage, _first(mine), grads, mine[local.OPTIMISER], 3, flags)
     for k, value in expected[end].items():
         torch.testing.assert_close(mine[end][k], value, rtol=1e-5, atol=1e-6)
         # The fourth client was not asked.

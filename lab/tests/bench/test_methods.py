@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedgrove.cli import main
-from fedgrove.engines.batched.counting import counted
+from fedgrove.engines.batched.counting import attach_costs
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
@@ -137,7 +137,7 @@ def test_parts_of_functions() -> None:
         Batched.map: "engine",
         perform: "engine",
         count_report: "counting",
-        counted: "counting",
+        attach_costs: "counting",
         Memory.write: "memory",
         RunFolder.save: "checkpoint",
         Admission.admit: "server",

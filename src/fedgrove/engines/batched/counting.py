@@ -1,26 +1,25 @@
-"""Processes that count what messages take, several at once, while the engine goes on.
+"""Counting the bytes of messages in other processes, several at once, while the engine goes on.
 
-These are reports, and what single clients are sent. The length of a message is found by writing it:
+They count reports, and messages to single clients. The length of a message is found by writing it:
 each layer is tried in several forms, by zstandard, numpy and hundreds of short calls from Python, 2
-to 4 ms a client. Once a card trains a whole cohort in a few milliseconds, that is what a round
-waits for.
+to 4 ms per client. When a GPU trains a whole cohort in a few milliseconds, a round waits for this.
 
-*Why processes.* Threads would wait for Python's lock at each of those calls. A process has a lock
-of its own, and what it needs is little: the numbers and the mask of each packet, the mask that its
-receiver holds, and what the codec may do. They are copied into memory that both processes see,
-which takes a tenth of the time to count them.
+*Why processes.* Threads would wait for Python's lock at each of those calls. A process has another
+lock, and it needs little: the numbers and the mask of each packet, the mask that its receiver
+knows, and the forms that the codec allows. They are copied into shared memory, which takes a tenth
+of the time of counting.
 
-*Why fork.* A forked process is there at once, with all that is imported. One that is spawned
-imports torch, for seconds, and with it the script that the user has started.
+*Why fork.* A forked process exists at once, with everything imported. A spawned one imports torch,
+which takes seconds, and the user's script.
 
-*When not.* A process must not fork once CUDA is at work in it: what the driver has locked and
-pinned would be so in the copy too. So the processes start before the first exchange, once for all
-engines of a process. Where CUDA has begun before, where there is no fork, or on fewer than four
-cores, nobody counts but the engine.
+*When not.* A process must not fork after CUDA has started in it, because the copy would have the
+driver's locks and pinned memory. So the processes start before the first exchange, once for all
+engines of a process. If CUDA has started before, if there is no fork, or with fewer than four
+cores, the engine counts everything itself.
 
-They change no result. What a process could not count, or not in time, the engine counts itself, and
-tells the error if there is one; a process that has died or hangs is asked no more. They know
-nothing of the run, and end with the process that started them.
+They change no result. What a process cannot count, or not in time, the engine counts itself, and
+reports the error if there is one; a process that has died or hangs is not used again. They know
+nothing about the run, and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -59,103 +58,103 @@ from ..pool import shared
 from ..pool.engine import cores, default_start
 from ..pool.message import Indices, packets_of, trees_of
 from ..pool.worker import choose_signals, end_with, signals_held
-from .stacking import Job
+from .jobs import ClientJob
 
-MOST = 8
-"""No more processes by default; they get half of the cores."""
-FEWEST_CORES = 4
+MAX_PROCESSES = 8
+"""The most processes by default; they get half of the cores."""
+MIN_CORES = 4
 """With fewer cores no process is started by default."""
-ROOM = 1 << 26
-"""Bytes of memory that are shared with each process; those never used are never taken."""
+SHARED_BYTES = 1 << 26
+"""Bytes of memory shared with each process; the system allocates them when they are used."""
 WORTH_SENDING = 1 << 14
-"""Bytes of a packet from which on to count them takes longer than to send them."""
-AHEAD = 4
-"""So many reports for each process are handed out before the first is asked for."""
+"""Bytes of a packet, from which on counting takes longer than sending it to a process."""
+MAX_AHEAD = 4
+"""The number of reports per process that are submitted ahead of the caller."""
 FEW_RECEIVERS = 4
-"""A packet to no more clients is handed out once for each of them: to send it takes less than to
-count it here, and what they hold, on which its length depends, differs."""
-MOST_WAITING = 64
-"""So many orders of a process are under way at most. Some hundreds fill a pipe, and then the engine
-would wait, without end, for a process that hangs or that waits for its answers to be read."""
-PATIENCE = 30.0
-"""Seconds within which a process must have counted what it was given first."""
+"""A packet for at most this many clients is submitted once for each of them: sending it is faster
+than counting it here, and its length depends on what each client already knows."""
+MAX_PENDING = 64
+"""The most requests that a process has at once. Some hundreds fill a pipe, and then the engine
+would wait forever for a process that hangs, or that waits for its answers to be read."""
+TIMEOUT_SECONDS = 30.0
+"""Seconds within which a process must answer its oldest request."""
 
 Costs = Mapping[str, CostByPart]
-"""What packets take, by name."""
+"""The bytes of packets, by name."""
 
-WHERE = struct.Struct("<QQQ")
-"""Where a parcel begins in the shared memory, and the bytes of its trees and of its order.
+REQUEST_HEADER = struct.Struct("<QQQ")
+"""Where a request begins in the shared memory, and the bytes of its trees and of its description.
 
-All that goes through a pipe: longer messages could fill that of a process which hangs, and so stop
-the one that sends them.
+Nothing else goes through a pipe: longer messages could fill the pipe of a process that hangs, and
+so stop the sender.
 """
 
 
-class Order(NamedTuple):
-    """What a process is to count."""
+class CountRequest(NamedTuple):
+    """What a process has to count."""
 
     allow: AllowedForms
-    """What the codec may do. Not the codec itself: the process may not have its class, or may have
-    an older one of that name."""
+    """The forms that the codec allows. Not the codec itself: the process may not have its class, or
+    may have an older one of that name."""
     packets: Indices
     known: tuple[tuple[str, int, bytes], ...]
-    """(packet name, index of the mask that its receiver holds, digest of that mask)."""
+    """(packet name, index of the mask that its receiver knows, digest of that mask)."""
     places: shared.Index
 
 
-class Parcel(NamedTuple):
-    """An order, written, and the trees that it is about."""
+class PackedRequest(NamedTuple):
+    """A request as bytes, and its trees."""
 
     names: tuple[str, ...]
-    """Of the packets."""
+    """The names of the packets."""
     forest: list[Tree]
     places: shared.Index
     size: int
-    """Bytes that the trees take."""
+    """Bytes of the trees."""
     order: bytes
 
     @property
     def room(self) -> int:
-        """Bytes that it takes in all, rounded up: the next one begins at an aligned place too."""
+        """Bytes in all, rounded up, so that the next request is aligned too."""
         return shared.aligned(self.size + len(self.order))
 
 
 @dataclass(frozen=True)
-class Stated(Chainable):
-    """A codec of which is known what it may do, and no more."""
+class DescribedCodec(Chainable):
+    """A codec that is known only by the forms that it allows."""
 
-    stated: AllowedForms
+    allowed_forms: AllowedForms
 
     @property
     def allow(self) -> AllowedForms:
-        """As it was stated."""
-        return self.stated
+        """The allowed forms."""
+        return self.allowed_forms
 
 
 # ---- in the process of the engine ----------------------------------------------------------------
 
 
 @contextmanager
-def lent(counters: Counters | None) -> Iterator[Counters | None]:
-    """The processes, as long as nobody else has given them something to count."""
-    # Locked during another map that has not come to its end, perhaps in another thread.
+def borrow_counters(counters: Counters | None) -> Iterator[Counters | None]:
+    """Lock the processes for one caller; yield None if another caller uses them."""
+    # Locked during another map that has not ended, perhaps in another thread.
     if counters is None or not counters.lock.acquire(blocking=False):
         yield None
         return
     try:
         yield counters
     finally:
-        # Where the caller wants no more: nothing may be written over what is still being read.
+        # If the caller stopped early: requests that are being read must not be overwritten.
         try:
             for worker in counters.workers:
-                worker.take_all()
+                worker.receive_all()
         finally:
-            # After Ctrl-C too, or nobody could be lent them again.
+            # After Ctrl-C too, or they could never be used again.
             counters.lock.release()
 
 
-class Awaited(NamedTuple):
-    """A packet of a task that is being counted, for a receiver that holds ``known``."""
+class PendingPacket(NamedTuple):
+    """A packet of a task that is being counted, for a receiver that knows the mask ``known``."""
 
     name: str
     packet: Packet
@@ -163,64 +162,64 @@ class Awaited(NamedTuple):
     ticket: Ticket
 
 
-def look_up_tasks(
-    jobs: Sequence[Job], sent: BroadcastCosts, counters: Counters | None
-) -> list[Awaited]:
-    """Have what the jobs were sent counted, if they then hold what they do.
+def start_counting_tasks(
+    jobs: Sequence[ClientJob], sent: BroadcastCosts, counters: Counters | None
+) -> list[PendingPacket]:
+    """Start counting the packets that the jobs were sent, given what the clients know now.
 
-    What few are sent is handed out, for each of them; what many are sent is counted here, once.
+    Packets for few clients are submitted for each of them; packets for many are counted here once.
     """
     receivers: Counter[int] = Counter()
     for job in jobs:
         for packet in job.task.send.values():
             receivers[id(packet.values)] += 1
-    awaited: list[Awaited] = []
+    pending: list[PendingPacket] = []
     for position, job in enumerate(jobs):
         codec = job.run.method.codec
-        handed_out: list[Awaited] = []
-        if counters is not None and _is_told(codec):
-            # What goes wrong here goes wrong where it is counted in its turn, and is said there.
+        submitted: list[PendingPacket] = []
+        if counters is not None and _can_describe(codec):
+            # An error here occurs again when the packet is counted, and is reported there.
             with suppress(Exception):
                 known = find_masks_known_to_client(job.task, codec, job.run.known_state)
                 own: dict[str, Packet] = {}
                 for name, packet in job.task.send.items():
                     if receivers[id(packet.values)] <= FEW_RECEIVERS:
                         own[name] = packet
-                for name, ticket in counters.hand_out(position, codec, own, known).items():
-                    handed_out.append(Awaited(name, own[name], known[name], ticket))
-        awaited += handed_out
-        names = {each.name for each in handed_out}
+                for name, ticket in counters.submit(position, codec, own, known).items():
+                    submitted.append(PendingPacket(name, own[name], known[name], ticket))
+        pending += submitted
+        names = {each.name for each in submitted}
         count_task_ahead(job.task, codec, job.run.known_state, sent, leave_out=names)
-    return awaited
+    return pending
 
 
-def note_tasks(awaited: Iterable[Awaited], sent: BroadcastCosts) -> None:
-    """Note what packets of tasks take; those that could not be counted are left out."""
-    for name, packet, known, ticket in awaited:
+def record_task_costs(pending: Iterable[PendingPacket], sent: BroadcastCosts) -> None:
+    """Record the bytes of packets of tasks, except those that could not be counted."""
+    for name, packet, known, ticket in pending:
         cost = ticket.costs().get(name)
         if cost is not None:
             sent.note(packet, known, cost)
 
 
-def counted(
-    answers: Iterable[tuple[Job, Answer]], counters: Counters | None
-) -> Iterator[tuple[Job, Answer, Costs]]:
-    """Each answer with what the packets of its report take, as far as processes have counted it.
+def attach_costs(
+    answers: Iterable[tuple[ClientJob, Answer]], counters: Counters | None
+) -> Iterator[tuple[ClientJob, Answer, Costs]]:
+    """Yield each answer with the bytes of its packets, as far as processes have counted them.
 
-    Reports are handed out ahead; the answers come in the order in which they were given.
+    Reports are submitted ahead; the order of the answers does not change.
     """
     if counters is None:
         for job, answer in answers:
             yield job, answer, NO_COSTS
         return
-    waiting: deque[tuple[Job, Answer, Ticket]] = deque()
+    waiting: deque[tuple[ClientJob, Answer, Ticket]] = deque()
     failure: Exception | None = None
     try:
         for position, (job, answer) in enumerate(answers):
-            if len(waiting) == AHEAD * len(counters.workers):
+            if len(waiting) == MAX_AHEAD * len(counters.workers):
                 first, its_answer, ticket = waiting.popleft()
                 yield first, its_answer, ticket.costs()
-            waiting.append((job, answer, _hand_out_report(counters, position, job, answer)))
+            waiting.append((job, answer, _submit_report(counters, position, job, answer)))
     except Exception as error:
         # Raised when it is that job's turn.
         failure = error
@@ -231,129 +230,129 @@ def counted(
         raise failure
 
 
-def _hand_out_report(counters: Counters, position: int, job: Job, answer: Answer) -> Ticket:
-    """Have the report of a job counted, if there is one, and it is worth it."""
+def _submit_report(counters: Counters, position: int, job: ClientJob, answer: Answer) -> Ticket:
+    """Submit the report of a job, if there is one and it is large enough."""
     codec = job.run.method.codec
-    if not isinstance(answer, Report) or not _is_told(codec):
+    if not isinstance(answer, Report) or not _can_describe(codec):
         return Ticket()
     try:
         masked = [name for name, packet in answer.give.items() if packet.mask is not None]
         known = find_masks_known_to_server(job.task, masked, codec, job.run.known_state.digest)
     except Exception:
-        # As where what a client gives is no packet: counting it says so.
+        # For example a client that gives something else than a packet: counting reports it.
         return Ticket()
-    tickets = counters.hand_out(position, codec, answer.give, known)
-    # All its packets go together.
+    tickets = counters.submit(position, codec, answer.give, known)
+    # All its packets share a ticket.
     return next(iter(tickets.values()), Ticket())
 
 
 @dataclass(eq=False)
 class Ticket:
-    """What is still being counted, or was."""
+    """Stands for costs that a process counts, or has counted."""
 
     worker: Worker | None = None
     found: Costs | None = None
 
     def costs(self) -> Costs:
-        """What was counted; the process is waited for. Nothing where it did not work."""
+        """Wait for the process and return the costs; none if it failed."""
         if self.worker is not None and self.found is None:
-            self.worker.take_until(self)
+            self.worker.receive_until(self)
         return self.found or NO_COSTS
 
 
 @dataclass(eq=False)
 class Worker:
-    """A process that counts, and what it has been given."""
+    """A process that counts, and its requests."""
 
     process: BaseProcess
     pipe: Connection
     memory: mmap.mmap
     """Shared with the process."""
     owner: int
-    """The process that has started it."""
+    """The id of the process that started it."""
     used: int = 0
-    """Bytes of it that are in use, from the first on."""
+    """Bytes of the memory in use, from the first on."""
     has_ended: bool = False
     _tickets: deque[Ticket] = field(default_factory=deque)
-    """Of what it has been given and not yet answered, in this order."""
+    """The tickets of unanswered requests, in order."""
 
     def __post_init__(self) -> None:
         self._buffer = torch.frombuffer(self.memory, dtype=torch.uint8)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be asked.
+        """Whether this process can use it.
 
-        Not in a process that was forked from its owner, perhaps between a question and its answer:
-        it would read what the owner waits for.
+        A process forked from the owner cannot: it would read answers that the owner waits for.
         """
         return not self.has_ended and self.owner == os.getpid()
 
-    def hand_out(self, parcel: Parcel) -> Ticket:
+    def submit(self, packed: PackedRequest) -> Ticket:
         """Have a parcel counted; where there is no room for it, after what came before."""
-        if self.used + parcel.room > ROOM:
-            self.take_all()
-        if len(self._tickets) >= MOST_WAITING:
-            self._take()
+        if self.used + packed.room > SHARED_BYTES:
+            self.receive_all()
+        if len(self._tickets) >= MAX_PENDING:
+            self._receive()
         if not self.is_usable:
-            # It was given up while it was waited for.
+            # It has ended while this waited for it.
             return Ticket()
         start = self.used
-        at_order = start + parcel.size
+        at_order = start + packed.size
         try:
-            shared.write(parcel.forest, parcel.places, self._buffer[start:])
+            shared.write(packed.forest, packed.places, self._buffer[start:])
         except Exception:
-            # A tensor of a strange kind, which is none of the process's business.
+            # A tensor of a kind that cannot be shared.
             return Ticket()
-        self.memory[at_order : at_order + len(parcel.order)] = parcel.order
-        self.used += parcel.room
+        self.memory[at_order : at_order + len(packed.order)] = packed.order
+        self.used += packed.room
         ticket = Ticket(self)
         try:
             self._tickets.append(ticket)
-            self.pipe.send_bytes(WHERE.pack(start, parcel.size, len(parcel.order)))
+            self.pipe.send_bytes(REQUEST_HEADER.pack(start, packed.size, len(packed.order)))
         except BaseException as error:
             self._end_after(error)
         return ticket
 
-    def take_until(self, ticket: Ticket) -> None:
-        """Wait for what was counted for a ticket, and for those before it."""
+    def receive_until(self, ticket: Ticket) -> None:
+        """Wait for the answer to a ticket, and for those before it."""
         while ticket in self._tickets:
-            self._take()
+            self._receive()
 
-    def take_all(self) -> None:
-        """Wait for all that was handed out; the memory is free again."""
+    def receive_all(self) -> None:
+        """Wait for all answers; the memory is then free."""
         while self._tickets:
-            self._take()
+            self._receive()
         self.used = 0
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         """Wait for the next answer."""
         if not self.is_usable:
             self._tickets.clear()
             return
         try:
             ticket = self._tickets.popleft()
-            if not self.pipe.poll(PATIENCE):
+            if not self.pipe.poll(TIMEOUT_SECONDS):
                 raise TimeoutError
             ticket.found = pickle.loads(self.pipe.recv_bytes())
         except BaseException as error:
             self._end_after(error)
 
     def _end_after(self, error: BaseException) -> None:
-        """End a process that does not answer, or of which is not known what it will answer next.
+        """End a process that does not answer, or whose next answer is unknown.
 
-        As after Ctrl-C, which goes on: it may have come between an answer and its ticket.
+        The latter is so after Ctrl-C, which is raised again: it may have come between an answer and
+        its ticket.
         """
         self.end()
         if not isinstance(error, Exception):
             raise error
 
     def end(self) -> None:
-        """End the process; nothing more is expected of it."""
+        """End the process, and drop its requests."""
         self.has_ended = True
         self._tickets.clear()
         self.pipe.close()
-        # Not terminate(): a stopped process gets no other signal.
+        # Not terminate(): a stopped process would not get that signal.
         self.process.kill()
         self.process.join()
 
@@ -364,28 +363,32 @@ class Counters:
 
     workers: list[Worker]
     owner: int
-    """The process that has started them."""
+    """The id of the process that started them."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by whoever has given them something to count."""
+    """Locked by the caller that uses them."""
 
-    def hand_out(
+    def submit(
         self,
         position: int,
         codec: Codec,
         packets: Mapping[str, Packet],
         known: Mapping[str, KnownMask | None],
     ) -> dict[str, Ticket]:
-        """Have packets counted that are worth it: their names, with the ticket of all of them.
+        """Submit the packets that are large enough; return their names with one ticket for all.
 
-        ``known``: the masks that their receiver holds.
+        Args:
+            position: The position of the job, which decides the process.
+            codec: Encodes the packets.
+            packets: By name.
+            known: The masks that their receiver knows, by name.
         """
         usable = [worker for worker in self.workers if worker.is_usable]
-        parcel = _parcel(codec, packets, known) if usable else None
-        if parcel is None or parcel.room > ROOM:
+        packed = _pack_request(codec, packets, known) if usable else None
+        if packed is None or packed.room > SHARED_BYTES:
             return {}
-        # By position: those who are alike come to the same process, and find its caches filled.
-        ticket = usable[position % len(usable)].hand_out(parcel)
-        return dict.fromkeys(parcel.names, ticket)
+        # By position: similar packets come to one process, and find its caches filled.
+        ticket = usable[position % len(usable)].submit(packed)
+        return dict.fromkeys(packed.names, ticket)
 
     def end(self) -> None:
         """End all processes."""
@@ -393,77 +396,81 @@ class Counters:
             worker.end()
 
 
-def _parcel(
+def _pack_request(
     codec: Codec, packets: Mapping[str, Packet], known: Mapping[str, KnownMask | None]
-) -> Parcel | None:
-    """The packets that are worth sending; None where there are none."""
-    if not _is_told(codec):
+) -> PackedRequest | None:
+    """Pack the packets that are large enough; None if there are none."""
+    if not _can_describe(codec):
         return None
     try:
-        worthy = {name: packet for name, packet in packets.items() if _is_worth_it(packet)}
-        if not worthy:
+        large = {name: packet for name, packet in packets.items() if _is_large(packet)}
+        if not large:
             return None
-        indices, forest = trees_of(worthy)
+        indices, forest = trees_of(large)
         known_masks = []
-        for name in worthy:
-            held = known.get(name)
-            if held is not None:
-                known_masks.append((name, len(forest), held.digest))
-                forest.append(held.mask)
+        for name in large:
+            known_mask = known.get(name)
+            if known_mask is not None:
+                known_masks.append((name, len(forest), known_mask.digest))
+                forest.append(known_mask.mask)
         if not all(trees.are_plain(*tree.values()) for tree in forest):
             return None
         places, size = shared.lay_out(forest)
-        order = Order(codec.allow, indices, tuple(known_masks), places)
-        return Parcel(tuple(worthy), forest, places, size, pickle.dumps(order))
+        order = CountRequest(codec.allow, indices, tuple(known_masks), places)
+        return PackedRequest(tuple(large), forest, places, size, pickle.dumps(order))
     except Exception:
-        # As where what a client gives is no packet: counting it says so.
+        # For example a client that gives something else than a packet: counting reports it.
         return None
 
 
-def _is_told(codec: Codec) -> TypeGuard[Chainable]:
-    """Whether a process can be told all that it must know of a codec."""
+def _can_describe(codec: Codec) -> TypeGuard[Chainable]:
+    """Return whether the allowed forms describe a codec completely."""
     return isinstance(codec, Chainable) and codec.is_defined_by_allow
 
 
-def _is_worth_it(packet: Packet) -> bool:
-    """Whether counting a packet takes longer than sending it."""
+def _is_large(packet: Packet) -> bool:
+    """Return whether counting a packet takes longer than sending it."""
     return sum(leaf.nbytes for leaf in packet.values.values()) >= WORTH_SENDING
 
 
-# ---- who counts for this process -----------------------------------------------------------------
+# ---- the processes that count for this one -------------------------------------------------------
 
 
 _COUNTERS: Counters | None = None
 
 
-def counters_of_this_process(wanted: int | None = None) -> Counters | None:
-    """The processes that count for all engines here; those who ask first have them started.
+def get_counters(wanted: int | None = None) -> Counters | None:
+    """Return the processes that count for all engines of this process; the first call starts them.
 
-    ``wanted``: how many, where the cores are not to decide. None if there are none.
+    Args:
+        wanted: Their number; None: it depends on the cores.
+
+    Returns:
+        None if there are no processes.
     """
     global _COUNTERS
-    # A process that was forked from this one has its variables, and needs processes of its own.
+    # A process forked from this one has a copy of the variable, and needs other processes.
     if _COUNTERS is None or _COUNTERS.owner != os.getpid():
-        number = default_number() if wanted is None else wanted
-        _COUNTERS = Counters(_started(number), os.getpid())
+        number = choose_default_number() if wanted is None else wanted
+        _COUNTERS = Counters(_start_workers(number), os.getpid())
     return _COUNTERS if _COUNTERS.workers else None
 
 
-def end_counters() -> None:
-    """End the processes; the next engine that asks has others started."""
+def stop_counters() -> None:
+    """End the processes; the next call of :func:`get_counters` starts new ones."""
     global _COUNTERS
     if _COUNTERS is not None and _COUNTERS.owner == os.getpid():
         _COUNTERS.end()
     _COUNTERS = None
 
 
-def default_number() -> int:
-    """Half of the cores, since the engine and others need some too."""
-    return min(MOST, cores() // 2) if cores() >= FEWEST_CORES else 0
+def choose_default_number() -> int:
+    """Return half of the cores, because the engine and others need some too."""
+    return min(MAX_PROCESSES, cores() // 2) if cores() >= MIN_CORES else 0
 
 
-def _started(number: int) -> list[Worker]:
-    """So many processes, or as many as can be started."""
+def _start_workers(number: int) -> list[Worker]:
+    """Start ``number`` processes, or as many as possible."""
     # A process of a pool may have no children.
     may_have_children = not mp.current_process().daemon
     can_fork = default_start() == "fork" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -474,19 +481,19 @@ def _started(number: int) -> list[Worker]:
         for _ in range(number):
             workers.append(_start())
     except OSError:
-        # Too many processes, or too little memory: those that there are do it.
+        # Too many processes, or too little memory: use those that started.
         pass
     return workers
 
 
 def _start() -> Worker:
-    """A new process."""
+    """Start a process."""
     context = mp.get_context("fork")
     own_end, worker_end = context.Pipe()
-    # Of no file and without a name: there is nothing that could be left behind.
-    memory = mmap.mmap(-1, ROOM)
+    # Without a file or a name, so that nothing can be left behind.
+    memory = mmap.mmap(-1, SHARED_BYTES)
     process = context.Process(target=serve, args=(worker_end, memory, os.getpid()), daemon=True)
-    # The process decides for itself what it does on a signal, before it gets one.
+    # The process sets its own signal handlers before it gets a signal.
     with signals_held(), worker_end:
         process.start()
     return Worker(process, own_end, memory, os.getpid())
@@ -496,17 +503,17 @@ def _start() -> Worker:
 
 
 def serve(pipe: Connection, memory: mmap.mmap, owner: int) -> None:
-    """Count what is asked for, until the pipe closes."""
+    """Answer requests until the pipe closes."""
     choose_signals()
     _close_all_but(pipe.fileno())
     threading.Thread(target=end_with, args=(owner,), daemon=True).start()
     torch.set_num_threads(1)
-    # What is there now stays, and pages that are shared need not be copied to look at it.
+    # Existing objects stay, and the collector must not copy shared pages by visiting them.
     gc.freeze()
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     try:
         while True:
-            start, size, length = WHERE.unpack(pipe.recv_bytes())
+            start, size, length = REQUEST_HEADER.unpack(pipe.recv_bytes())
             at_order = start + size
             costs = _costs(memory[at_order : at_order + length], buffer[start:])
             pipe.send_bytes(pickle.dumps(costs))
@@ -518,29 +525,29 @@ def serve(pipe: Connection, memory: mmap.mmap, owner: int) -> None:
 def _close_all_but(descriptor: int) -> None:
     """Close the files, locks and sockets that came with the fork.
 
-    As long as they are open here, nobody else notices that the owner has closed them. What the
-    owner writes errors to stays.
+    While they are open here, no other process notices that the owner has closed them. The standard
+    streams stay open.
     """
-    # Where they cannot be listed, they stay open.
+    # If they cannot be listed, they stay open.
     names = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else []
     for name in names:
         if int(name) > 2 and int(name) != descriptor:
-            # One of them was for the list itself, and is gone.
+            # One of them was for the listing itself, and is closed already.
             with suppress(OSError):
                 os.close(int(name))
 
 
 def _costs(order_bytes: bytes, buffer: Tensor) -> dict[str, CostByPart] | None:
-    """What the packets of an order take; None where that cannot be said."""
+    """Count the bytes of the packets of a request; None if it fails."""
     try:
-        order: Order = pickle.loads(order_bytes)
+        order: CountRequest = pickle.loads(order_bytes)
         forest = shared.view(order.places, buffer)
         known = {name: KnownMask(forest[i], digest) for name, i, digest in order.known}
-        codec = Stated(order.allow)
+        codec = DescribedCodec(order.allow)
         costs: dict[str, CostByPart] = {}
         for name, packet in packets_of(order.packets, forest).items():
             costs[name] = dict(codec.cost(packet, known.get(name)))
         return costs
     except Exception:
-        # Counted again where the error can be told.
+        # The engine counts them again, and reports the error.
         return None

@@ -2,9 +2,9 @@
 
 Clients are sorted by their number of steps, most first, so that those that still have steps to do
 (the active ones) are always the first rows of every buffer. ``Stack.advance(n)`` does the next step
-of the first n: gather the rows of each batch, step, write back where the client is active. All it
-reads and writes stays in place, which is what a CUDA graph needs. :func:`train_stack` calls it step
-by step.
+of the first n: gather the rows of each batch, step, write back where the client is active. All
+tensors that it reads and writes keep their addresses, as a CUDA graph needs. :func:`train_stack`
+calls it step by step.
 
 Shapes: K clients, S steps, batches of at most B examples.
 """
@@ -24,40 +24,39 @@ from ...nets import Net, Output
 from ...parts import local
 from ...trees import Tree
 from . import convolution, grouped
-from .device_data import DeviceSplit
-from .templates import from_template
-from .transfers import to_device
+from .device import DeviceSplit, to_device
+from .jobs import from_template
 
 Passes = Sequence[Tensor]
 """A client's passes over its data, each the indices of its examples in order."""
 
 
 def count_steps(passes: Passes, batch_size: int) -> int:
-    """How many batches the passes make; a last batch may be short."""
+    """Count the batches of the passes; a last batch may be short."""
     steps = 0
     for examples in passes:
-        # Not `len`, which takes a tensor three microseconds; here and below it is asked a lot.
+        # Not `len`, which takes three microseconds for a tensor; this is called very often.
         steps += -(-examples.shape[0] // batch_size)
     return steps
 
 
 class BatchPlan(NamedTuple):
-    """Which examples every client sees in every step. Short batches are padded with weight 0."""
+    """The examples of every client in every step. Short batches are padded with weight 0."""
 
     row: Tensor
     """(K, S, B): rows of the device's data."""
     index: Tensor  # type: ignore[assignment]
-    """(K, S, B): the same examples, counted within the client's split."""
+    """(K, S, B): these examples, counted within the client's split."""
     weight: Tensor
     """(K, S, B): 1 for an example, 0 for padding."""
     position: Tensor
     """(K, S): the batch's number within its pass."""
     steps: Tensor
-    """(K,): how many steps the client does."""
+    """(K,): the number of steps of the client."""
     counts: np.ndarray
-    """(K,): the same, on the CPU, which need not wait for the device to know what comes next."""
+    """(K,): ``steps`` on the CPU, which then never waits for the device to know what is next."""
     sizes: np.ndarray
-    """(K, S): how many examples a batch has, on the CPU."""
+    """(K, S): the number of examples in a batch, on the CPU."""
 
     @classmethod
     def of(
@@ -68,16 +67,16 @@ class BatchPlan(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> BatchPlan:
-        """Lay the passes out in batches; client k's examples begin at row ``offsets[k]``.
+        """Divide the passes into batches; client k's examples begin at row ``offsets[k]``.
 
         Padding repeats the client's first example.
         """
-        # No wider than the longest pass: small clients need not pay for a large batch size.
+        # No wider than the longest pass, so that small clients waste nothing on a large batch size.
         lengths: list[int] = []
         for passes in passes_by_client:
             for examples in passes:
                 lengths.append(examples.shape[0])
-        # At least 1, where no client has an example: there are then no steps, but a width.
+        # At least 1: if no client has an example, there are no steps, but there is a width.
         width = min(batch_size, max(1, max(lengths, default=1)))
 
         clients = len(passes_by_client)
@@ -100,7 +99,7 @@ class BatchPlan(NamedTuple):
                 size[client, end - 1] -= batches * width - n
                 position[client, start:end] = np.arange(batches)
                 start = end
-        # In one copy, of whole numbers; the rest is worked out on the device.
+        # Integers only, in one copy; the rest is computed on the device.
         parts = (index, position, size, steps, np.array(offsets))
         there = to_device(torch.from_numpy(np.concatenate([p.ravel() for p in parts])), device)
         flat = torch.split(there, [part.size for part in parts])
@@ -119,7 +118,7 @@ class BatchPlan(NamedTuple):
         )
 
     def batch(self, data: DeviceSplit, clients: Any, step: Any, width: int | None = None) -> Batch:
-        """The batches of some clients in one step; only the first ``width`` examples, if given."""
+        """Return the batches of some clients in one step; at most ``width`` examples of each."""
         pick = (clients, step, slice(width))
         row = self.row[pick]
         return Batch(
@@ -131,7 +130,7 @@ class BatchPlan(NamedTuple):
         )
 
     def first_steps(self, most: int | None) -> BatchPlan:
-        """The plan cut off after ``most`` steps; None: all."""
+        """Return the plan without the steps after ``most``; None: all."""
         if most is None:
             return self
         return BatchPlan(
@@ -145,12 +144,12 @@ class BatchPlan(NamedTuple):
         )
 
     def with_room(self, clients: int, multiple: int) -> BatchPlan:
-        """The same plan in tensors that hold more clients, and steps up to the next multiple."""
+        """Return the plan in larger tensors: more clients, and steps up to the next multiple."""
         more_clients = clients - self.row.shape[0]
         more_steps = -self.row.shape[1] % multiple
 
         def padded(values: Tensor) -> Tensor:
-            # From the last dimension to the first, as `pad` wants it.
+            # From the last dimension to the first, as `pad` takes it.
             behind = [0, 0] * (values.dim() - 2) + [0, more_steps, 0, more_clients]
             return torch.nn.functional.pad(values, behind)
 
@@ -159,14 +158,14 @@ class BatchPlan(NamedTuple):
             index=padded(self.index),
             weight=padded(self.weight),
             position=padded(self.position),
-            # A client that is none does no step.
+            # A row without a client does no step.
             steps=torch.nn.functional.pad(self.steps, [0, more_clients]),
         )
 
     def loaded(self, other: BatchPlan) -> BatchPlan:
-        """Another plan, which may have fewer clients and steps, in the tensors of this one."""
+        """Copy another plan, with as many or fewer clients and steps, into these tensors."""
         clients, steps = other.row.shape[:2]
-        # What lies behind its last step is stale, and never read: `steps` says where to stop.
+        # The entries after its last step are old, and never read because of `steps`.
         self.row[:clients, :steps].copy_(other.row)
         self.index[:clients, :steps].copy_(other.index)
         self.weight[:clients, :steps].copy_(other.weight)
@@ -195,14 +194,14 @@ class Stack:
         self.plan = plan
         self.data = data
         self.use_grouped = use_grouped
-        # The first client's stage, for what all have in common, such as the names of trees.
+        # The first client's stage, for what all share, such as the names of trees.
         self.stage = from_template(template, hyperparameters[0])
 
         def start_one(hyperparameters: Tensor, carry: Carry) -> Carry:
             return local.start_training(net, from_template(template, hyperparameters), carry)
 
         self.carry = vmap(start_one)(hyperparameters, carry)
-        # A tree that all clients share is one row expanded. What steps write needs rows of its own.
+        # A tree that all clients share is one row expanded. Trees that steps write need real rows.
         for name in self.updated_names:
             copies: Tree = {}
             for leaf, value in self.carry[name].items():
@@ -213,22 +212,22 @@ class Stack:
         self.step = torch.zeros((), dtype=torch.long, device=hyperparameters.device)
 
     def _can_step_in_place(self) -> bool:
-        """Whether the optimiser's kernels can take its step (:mod:`.fused`)."""
-        if not self.use_grouped or not convolution.on_card(self.hyperparameters):
+        """Return whether kernels exist for the optimiser's step (:mod:`.optimiser_triton`)."""
+        if not self.use_grouped or not convolution.is_on_gpu(self.hyperparameters):
             return False
-        # What is frozen is left to the pure form, which puts it back.
+        # Frozen tensors need the pure form, which restores them.
         if not convolution.has_triton() or local.frozen_names(self.stage, self.carry):
             return False
-        # Slow to import, and only where torch was built for a card.
-        from . import fused
+        # Slow to import, and only for torch builds with CUDA.
+        from . import optimiser_triton
 
-        return fused.can_update(from_template(self.template, self.hyperparameters.T))
+        return optimiser_triton.can_update(from_template(self.template, self.hyperparameters.T))
 
     @property
     def shape_key(self) -> tuple[Any, ...]:
-        """What a graph depends on beside the stage: the width of a batch, and a client's trees.
+        """What a graph depends on besides the stage: the width of a batch, and a client's trees.
 
-        Not the numbers of clients and steps, for which a captured stack has room.
+        The numbers of clients and steps do not count: a captured stack has room for more.
         """
         shapes = []
         for name, tree in self.carry.items():
@@ -245,9 +244,9 @@ class Stack:
         return (self.stage.end, local.OPTIMISER, "aux")
 
     def make_room(self, clients: int, multiple: int) -> None:
-        """Hold so many clients, and steps up to the next multiple, in tensors of its own.
+        """Enlarge the tensors for ``clients`` clients, and steps up to the next multiple.
 
-        The rows behind the last client are copies of it, and do no step.
+        The rows after the last client are copies of it, and do no step.
         """
         more = clients - len(self.hyperparameters)
 
@@ -268,67 +267,68 @@ class Stack:
         for name, tree in self.carry.items():
             for leaf, value in tree.items():
                 if name == local.OPTIMISER:
-                    # It begins with zeros. All of them: the kernels of :mod:`.fused` lay moments
-                    # out tensor by tensor, in which rows behind the last client are anyone's.
+                    # It begins with zeros. All rows: the kernels of :mod:`.optimiser_triton` lay
+                    # moments out tensor by tensor, so the rows after the last client are used too.
                     value.zero_()
                 elif leaf in other.carry[name]:
                     buffers.append(value[:clients])
                     contents.append(other.carry[name][leaf])
                 else:
-                    # An objective added it to aux in an earlier round; this one has yet to begin.
+                    # An objective added it to aux in an earlier round; here it begins again.
                     value.zero_()
         torch._foreach_copy_(buffers, contents)
         self.plan = self.plan.loaded(other.plan)
         self.step.zero_()
 
     def advance(self, count: int, all_active: bool = False, ragged: bool = False) -> None:
-        """The next step of the first ``count`` clients; those that have no more stay as they are.
+        """Do the next step of the first ``count`` clients; those without one do not change.
 
-        ``all_active``: all of them have one, so nothing need be checked. ``ragged``: some of their
-        batches are short, and BatchNorm must leave the padding out.
+        Args:
+            count: The number of clients.
+            all_active: Whether all of them have a step, so that no check is needed.
+            ragged: Whether some batches are short, so that BatchNorm must leave the padding out.
         """
         step = self.step.expand(count)
         clients = torch.arange(count, device=step.device)
         active = None if all_active else self.plan.steps[:count] > step
-        # The batch has no name: its memory is free again when the results are written.
+        # The batch has no name, so its memory is free when the results are written.
         if self.in_place:
             self._step_in_place(count, self.plan.batch(self.data, clients, step), active, ragged)
         else:
-            # The first rows as a slice, not as `clients`: they are then views, and nothing is
-            # gathered.
+            # The first rows as a slice, not as `clients`: these are views, without a gather.
             after = self._step(slice(count), self.plan.batch(self.data, clients, step), ragged)
             self._write(slice(count), after, active)
         self.step += 1
 
     def _step_in_place(self, count: int, batch: Batch, active: Tensor | None, ragged: bool) -> None:
-        """A step whose last part, the optimiser's, is one kernel per tensor (:mod:`.fused`)."""
-        from . import fused
+        """Do a step with one optimiser kernel per tensor (:mod:`.optimiser_triton`)."""
+        from . import optimiser_triton
 
         carry = select_clients(self.carry, slice(count))
         tree = carry[self.stage.end]
         buffers = {k: tree[k] for k in self.net.layout.buffers}
         if active is not None:
-            # The forward pass moves running statistics, those of clients that are done too.
+            # The forward pass also changes the running statistics of clients that are done.
             buffers = {k: v.clone() for k, v in buffers.items()}
         hyperparameters = self.hyperparameters[:count]
         grads, aux = self._gradients(hyperparameters, carry, batch, ragged, buffers)
-        # The first dimension is the number's: every float becomes a tensor with one value a client.
+        # Transposed: every float of the stage becomes a tensor with one value per client.
         stage = from_template(self.template, hyperparameters.T)
         state = self.carry[local.OPTIMISER]
         with torch.no_grad():
-            fused.update(stage, carry, grads, state, count, active)
+            optimiser_triton.update(stage, carry, grads, state, count, active)
         moved: Carry = {"aux": aux}
         if active is not None:
             moved[self.stage.end] = buffers
         self._write(slice(count), moved, active)
 
     def advance_clients(self, clients: Tensor, step: int, width: int) -> None:
-        """Step ``step`` of some clients, whose batches hold exactly ``width`` examples."""
+        """Do step ``step`` of some clients whose batches have exactly ``width`` examples."""
         batch = self.plan.batch(self.data, clients, step, width)
         self._write(clients, self._step(clients, batch), active=None)
 
     def _step(self, clients: Any, batch: Batch, ragged: bool = False) -> Carry:
-        """The updated trees of some clients after one step."""
+        """Return the updated trees of some clients after one step."""
         carry = select_clients(self.carry, clients)
         hyperparameters = self.hyperparameters[clients]
         if self.use_grouped:
@@ -348,7 +348,7 @@ class Stack:
     def _grouped_step(
         self, hyperparameters: Tensor, carry: Carry, batch: Batch, ragged: bool
     ) -> Carry:
-        """The network in grouped kernels; objective and optimiser under vmap."""
+        """Do a step with the network in grouped kernels; objective and optimiser under vmap."""
         net = self.net
         tree = carry[self.stage.end]
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
@@ -367,7 +367,7 @@ class Stack:
     def _gradients(
         self, hyperparameters: Tensor, carry: Carry, batch: Batch, ragged: bool, buffers: Tree
     ) -> tuple[Tree, Tree]:
-        """Each client's gradients, and what its objective remembers; ``buffers`` are moved."""
+        """Return each client's gradients and its objective's ``aux``; ``buffers`` change."""
         net = self.net
         tree = carry[self.stage.end]
         params = {k: tree[k].detach().requires_grad_() for k in net.layout.params}
@@ -392,7 +392,7 @@ class Stack:
         losses, aux = vmap(loss_of_one, randomness="different")(
             hyperparameters, logits, features, params, batch, carry
         )
-        # Clients are independent, so the gradient of the summed losses holds each client's own.
+        # Clients are independent, so the gradient of the summed losses has each client's gradient.
         gradients = torch.autograd.grad(
             losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True
         )
@@ -400,7 +400,7 @@ class Stack:
         return grads, {k: v.detach() for k, v in aux.items()}
 
     def _forward_at(self, hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
-        """The weights of each client's forward pass, as in :func:`local.forward_at`."""
+        """Return the weights of each client's forward pass, as in :func:`local.forward_at`."""
         if self.stage.at is None:
             return params
 
@@ -424,18 +424,18 @@ class Stack:
                 if active is None:
                     buffer[clients] = value
                 else:
-                    # A client that is done is frozen: Adam's moments would keep moving it.
+                    # A client that is done is frozen, because Adam's moments would keep moving it.
                     flags = expand_flags(active, value)
                     buffer[clients] = torch.where(flags, value, buffer[clients])
 
     def result(self) -> Carry:
-        """What the stage leaves behind."""
+        """Return the results of the stage."""
         left = {self.stage.end: self.carry[self.stage.end], "aux": self.carry["aux"]}
         return select_clients(left, slice(len(self.plan.counts)))
 
 
 def select_clients(carry: Carry, clients: Any) -> Carry:
-    """The rows of some clients in every tree; ``clients`` is a slice or a list of indices."""
+    """Select the rows of some clients in every tree; ``clients`` is a slice or indices."""
     selected: Carry = {}
     for name, tree in carry.items():
         selected[name] = {k: v[clients] for k, v in tree.items()}
@@ -443,12 +443,12 @@ def select_clients(carry: Carry, clients: Any) -> Carry:
 
 
 def expand_flags(flags: Tensor, like: Tensor) -> Tensor:
-    """Flags, one per client, as (K, 1, ...), so that they broadcast over the clients' rows."""
+    """Reshape flags, one per client, to (K, 1, ...), to broadcast over the clients' rows."""
     return flags.view(-1, *([1] * (like.dim() - 1)))
 
 
 def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None) -> Carry:
-    """All steps of a stack; ``advance(active, ragged)``, if given, replaces ``stack.advance``."""
+    """Do all steps of a stack; ``advance(active, ragged)`` can replace ``stack.advance``."""
     counts = stack.plan.counts
     is_full = stack.plan.sizes == stack.plan.row.shape[2]
     # The first client has the most steps.
@@ -456,7 +456,7 @@ def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None
     for step in range(most_steps):
         active = int((counts > step).sum())
         all_full = bool(is_full[:active, step].all())
-        # Only BatchNorm looks across a batch; elsewhere an example of weight 0 changes nothing.
+        # Only BatchNorm mixes examples; for others an example of weight 0 changes nothing.
         ragged = stack.net.layout.batch_norm and not all_full
         if ragged and not stack.use_grouped:
             _advance_by_batch_size(stack, step)
@@ -468,7 +468,7 @@ def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None
 
 
 def _advance_by_batch_size(stack: Stack, step: int) -> None:
-    """Under vmap BatchNorm takes no weights: only batches of equal size step together."""
+    """Do a step under vmap, where BatchNorm takes no weights: batches of equal size together."""
     clients_by_size: dict[int, list[int]] = {}
     for client, size in enumerate(stack.plan.sizes[:, step].tolist()):
         if size:

@@ -10,9 +10,9 @@ from tests.conftest import make_run, play
 
 from fedgrove import methods, trees
 from fedgrove.core import Packet, Report, Task
-from fedgrove.engines.batched import finishing
+from fedgrove.engines.batched import scheduling
 from fedgrove.engines.batched.engine import Batched
-from fedgrove.engines.batched.finishing import in_order
+from fedgrove.engines.batched.scheduling import finish_in_order
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.run import Run
 
@@ -32,7 +32,7 @@ def test_threads_change_nothing(
     reports = []
     states = []
     for number in (1, threads):
-        monkeypatch.setattr(finishing, "THREADS", number)
+        monkeypatch.setattr(scheduling, "THREADS", number)
         run = run_of(tmp_path / str(number))
         (*tasks,) = run.method.plan(run.initial_state, list(run.infos))
         found = []
@@ -51,8 +51,8 @@ def test_threads_change_nothing(
 
 
 def test_an_error_is_raised_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finishing, "THREADS", 4)
-    monkeypatch.setattr(finishing, "WORTH_A_THREAD", 0)
+    monkeypatch.setattr(scheduling, "THREADS", 4)
+    monkeypatch.setattr(scheduling, "WORTH_A_THREAD", 0)
     run = run_of(tmp_path)
     engine = Batched()
     packet = Packet({"w": torch.zeros(1)})
@@ -65,7 +65,7 @@ def test_an_error_is_raised_in_its_turn(tmp_path: Path, monkeypatch: pytest.Monk
         return client
 
     jobs_seen = list(jobs)
-    results = in_order(jobs, finish)
+    results = finish_in_order(jobs, finish)
     assert next(results)[1] == 0
     with pytest.raises(OSError, match="no space"):
         next(results)

@@ -3,7 +3,7 @@
 A convolution is a product of windows and weights. Here a block of windows is read from the images
 straight into the product (an implicit product), for all clients in one launch. That saves what the
 two other ways pay: grouped kernels work client by client where groups are small, and windows that
-are laid out first (:mod:`.windows`) are a copy of kh·kw times the images.
+are laid out first (:mod:`.conv_windows`) are a copy of kh·kw times the images.
 
 Triton comes with torch's CUDA builds, and compiles a kernel when it is first needed: a second or
 two, kept on disk. Images of K clients have their channels last and side by side, (N, H, W, K·C) in
@@ -25,7 +25,7 @@ from torch import Tensor
 Pair = tuple[int, int]
 
 ENOUGH_WARPS = 4224
-"""Warps that keep a card busy, 32 for each multiprocessor: fewer, and a sum is cut in parts."""
+"""Warps that keep a GPU busy, 32 for each multiprocessor; with fewer, a sum is split in parts."""
 
 
 @triton.jit
@@ -241,7 +241,7 @@ def _multiply_transposed(
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """The images (N, K·O, H', W') of x (N, K·C, H, W) and weight (K, O, kh, kw, C), packed."""
     clients, filters, kh, kw, depth = weight.shape
-    size = out_size(x.shape[2:], (kh, kw), stride, padding)
+    size = find_output_size(x.shape[2:], (kh, kw), stride, padding)
     y = _empty_images(x, len(x), clients * filters, size)
     _launch(x, weight, bias, y, depth, filters, (depth, 1, kh * kw * depth), stride, padding, False)
     return y
@@ -270,7 +270,7 @@ def _launch(
     backward: bool,
 ) -> None:
     clients, _, kh, kw, _ = weight.shape
-    tiles = tiles_of_images(filters, images.element_size())
+    tiles = choose_image_tiles(filters, images.element_size())
     fills_blocks = depth % tiles.k == 0
     classes = stride if backward else (1, 1)
     # Of the largest class, the first.
@@ -319,9 +319,9 @@ def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding
     shape = (clients, filters, depth, kh, kw)
     numbers = depth * kh * kw
     windows = len(dy) * dy.shape[2] * dy.shape[3]
-    tiles = tiles_of_weights(numbers, filters, x.element_size())
+    tiles = choose_weight_tiles(numbers, filters, x.element_size())
     blocks = triton.cdiv(numbers, tiles.m) * triton.cdiv(filters, tiles.n)
-    parts = parts_of(blocks * clients * tiles.warps, windows, tiles.k)
+    parts = count_parts(blocks * clients * tiles.warps, windows, tiles.k)
     per_part = triton.cdiv(triton.cdiv(windows, parts), tiles.k) * tiles.k
     sums = torch.empty((parts, *shape), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(numbers, tiles.m), triton.cdiv(filters, tiles.n), clients * parts)
@@ -367,7 +367,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles_of_images(filters: int, bytes_each: int) -> Tiles:
+def choose_image_tiles(filters: int, bytes_each: int) -> Tiles:
     """For images, made or given back: as wide as there are filters."""
     n = min(128, max(16, triton.next_power_of_2(filters)))
     k = 64 if bytes_each == 2 else 32
@@ -376,7 +376,7 @@ def tiles_of_images(filters: int, bytes_each: int) -> Tiles:
     return Tiles(m=128, n=n, k=k, warps=8 if n == 128 else 4, stages=3)
 
 
-def tiles_of_weights(numbers: int, filters: int, bytes_each: int) -> Tiles:
+def choose_weight_tiles(numbers: int, filters: int, bytes_each: int) -> Tiles:
     """For the gradient of weights, (window's numbers) x filters, a sum over all windows."""
     n = 32 if filters <= 32 else 64
     if bytes_each == 2:
@@ -386,16 +386,16 @@ def tiles_of_weights(numbers: int, filters: int, bytes_each: int) -> Tiles:
     return Tiles(m=32, n=n, k=32, warps=2, stages=3)
 
 
-def parts_of(warps: int, windows: int, block: int) -> int:
-    """Into how many parts to cut a sum over windows, so that the card is busy.
+def count_parts(warps: int, windows: int, block: int) -> int:
+    """Return into how many parts to split a sum over windows, so that the GPU is busy.
 
     A power of two, so that few kernels do for all; a part has four blocks or more.
 
-    >>> parts_of(warps=400, windows=32768, block=64)
+    >>> count_parts(warps=400, windows=32768, block=64)
     16
-    >>> parts_of(warps=5000, windows=32768, block=64)
+    >>> count_parts(warps=5000, windows=32768, block=64)
     1
-    >>> parts_of(warps=2, windows=300, block=32)
+    >>> count_parts(warps=2, windows=300, block=32)
     2
     """
     parts = 1
@@ -404,10 +404,10 @@ def parts_of(warps: int, windows: int, block: int) -> int:
     return parts
 
 
-def out_size(size: Any, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
+def find_output_size(size: Any, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
     """(H', W') of images of ``size`` (H, W).
 
-    >>> out_size((28, 28), (5, 5), (1, 1), (2, 2))
+    >>> find_output_size((28, 28), (5, 5), (1, 1), (2, 2))
     (28, 28)
     """
     height = (size[0] + 2 * padding[0] - kernel[0]) // stride[0] + 1

@@ -1,7 +1,7 @@
 """BatchNorm in train mode of images with channels last, many channels at once: written in Triton.
 
 K clients side by side have K·C channels, thousands where a network alone has hundreds, and fewer
-places each. torch's kernels are made for the other form, and reach a third of the card's memory
+places each. torch's kernels are made for the other form, and reach a third of the GPU's memory
 rate here. Both passes are two kernels: sums over a part of the places, then every element, for
 which each program adds up the parts of its own channels.
 
@@ -18,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 CHANNELS = 64
-"""That a program works on: 128 bytes of each row in bf16, and 256 in float32."""
+"""The channels of a program: 128 bytes of each row in bf16, and 256 in float32."""
 ROWS = 32
-"""That a program reads at once."""
+"""The rows that a program reads at once."""
 PROGRAMS = 640
-"""A card has some 130 processors, each of which keeps several programs going."""
+"""A GPU has about 130 processors, each of which runs several programs at once."""
 
 
 @triton.jit
@@ -305,13 +305,13 @@ def _division(x: Tensor) -> tuple[int, int, int, int]:
 
 
 def _rows_each(rows: int, count: int) -> int:
-    """So many rows are a part; whole blocks, so that no row belongs to two."""
+    """Return the rows of a part: whole blocks, so that no row belongs to two."""
     each: int = triton.cdiv(triton.cdiv(rows, count), ROWS) * ROWS
     return each
 
 
 def can_normalise(x: Tensor, momentum: float | None) -> bool:
-    """Whether these kernels can take the place of torch's."""
+    """Return whether these kernels can replace torch's."""
     is_image = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     # In float64, which is for comparisons, sums would have to be too.
     is_short = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
