@@ -105,3 +105,19 @@ def test_the_top_folder_is_the_entrance_only() -> None:
         "trees.py",
         "gpu_copies.py",
     }
+
+
+def test_the_lab_is_imported_by_its_own_tests_and_one_place_only() -> None:
+    # The product is installed and tested without the lab.
+    importing = []
+    for folder in (PACKAGE, ROOT / "tests"):
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                if any(name.split(".")[0] == "fedgrove_lab" for name in names):
+                    importing.append(path.relative_to(ROOT).as_posix())
+    assert importing == ["src/fedgrove/cli/app.py"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from torch import nn
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.channels.find_groups import find_groups, find_kept_channels
+from fedgrove.channels.find_groups import find_kept_channels
 from fedgrove.channels.shrink import cut_channels
 from fedgrove.channels.submodel import groups_from_plain
-from fedgrove.core import AnyMethod, Batch, ClientInfo, Report, Setup, Train
+from fedgrove.core import AnyMethod, ClientInfo, Report, Setup
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
@@ -33,20 +32,14 @@ from fedgrove.methods.fedapta.channel_rules import (
     UniformL1,
 )
 from fedgrove.methods.fedapta.drift import DriftCorrection
-from fedgrove.methods.fedapta.layer_ratios import candidates
 from fedgrove.methods.fedapta.method import LITERAL, START, State, origin_of
 from fedgrove.methods.fedapta.task_groups import Hdbscan
 from fedgrove.nets import Net, build
-from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.summary import purity
-from fedgrove.seeds import single_thread
-from fedgrove.trees import Tree
-from fedgrove_lab.bench import device
 
 CONTRACT = Contract(
     small={"ratios": (0.25, 0.5)},
@@ -328,35 +321,6 @@ def test_a_weak_device_exports_a_small_file(tmp_path: Path) -> None:
         fedgrove.export_model(tmp_path / "run", client=client, out=folder)
         sizes.append(max(file.stat().st_size for file in folder.rglob("*.onnx")))
     assert sizes[1] < 0.35 * sizes[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "shape", "steps", "turns"),
-    [("bn-cnn2:norm=group", (1, 28, 28), 4, 15), ("resnet18:norm=group", (3, 32, 32), 1, 7)],
-)
-def test_a_weak_device_takes_at_most_35_percent_of_a_dense_step(
-    name: str, shape: tuple[int, ...], steps: int, turns: int
-) -> None:
-    """Training as a client does it, at ratio .8 by default, in turn with the dense net."""
-    net = Net(build(name, shape, 10, 0), shape)
-    layers = candidates(find_groups(net), net.layout.shapes)
-    thin = cut_channels(net, LayerwiseL1()(net.params(), layers, 0.8, round=0, client=0))
-    stage = Train(CrossEntropy(), LocalTraining(1, 32, SGD(0.1)))
-    labels = torch.arange(32) % 10
-    batch = Batch(torch.randn(32, *shape), labels, torch.ones(32), labels, torch.tensor(0))
-
-    def training(net: Net, params: Tree) -> Callable[[], object]:
-        carry = {"model": params, "settings": {"round": torch.tensor(0.0)}, "aux": {}}
-        return lambda: local.train(net, stage, carry, [batch] * steps)
-
-    work = {
-        device.DENSE: training(net, net.params()),
-        "cut": training(thin.net, thin.narrow(net.params())),
-    }
-    with single_thread():
-        times = device.timed(work, turns)
-    assert device.median_ratio(times, "cut") <= 0.35
 
 
 @pytest.mark.parametrize(

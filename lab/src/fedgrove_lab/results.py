@@ -3,9 +3,9 @@
 A file has the command, the commit, the date, the machine and every value, seed by seed::
 
     {
-     "command": "fedgrove paper grove --table 1 --data uci-har --store grove-uci-har",
-     "commit": "0845d20", "date": "2026-11-18", "torch": "2.9.1",
-     "machine": {"cpu": "...", "cores": 2, "gpu": null}, "minutes": 31.5,
+     "command": "fedgrove paper grove --table 1 --data uci-har",
+     "commit": "0845d20", "date": "2026-11-18",
+     "machine": "2 CPU cores", "torch": "2.9.1",
      "seeds": [0, 1, 2],
      "rows": [{"name": "fedavg", "data": "uci-har", "values": {"accuracy_mean:0": [0.93, ...]}}],
      "notes": []
@@ -22,7 +22,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import re
 import shlex
 import subprocess
@@ -42,7 +41,7 @@ NOT_STORED = ("json", "store", "out", "data_dir", "plot")
 """Options that change no number; some are paths of one machine."""
 LENGTH_MEASURES = ("accuracy_mean", "accuracy_std", "accuracy_worst10")
 """What is stored of a run at each length of fine-tuning."""
-RUN_MEASURES = ("kb_each", "mib", "params")
+RUN_MEASURES = ("kb_each", "mib", "params", "density_end")
 """What is stored of a run as a whole."""
 
 
@@ -75,19 +74,12 @@ def _git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def describe_machine() -> dict[str, Any]:
-    """Return the CPU's model, the number of cores, and the GPU where torch sees one."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": _cpu_model(), "cores": os.cpu_count(), "gpu": gpu}
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return named[1] if named else platform.processor() or platform.machine()
+def describe_machine() -> str:
+    """Return the number of cores, and the GPU where torch sees one."""
+    cores = f"{os.cpu_count()} CPU cores"
+    if torch.cuda.is_available():
+        return f"one {torch.cuda.get_device_name()}, {cores}"
+    return cores
 
 
 def find_command(context: Any) -> str:
@@ -129,7 +121,7 @@ def write_result(
         rows: For each row its names, and ``values``: a list for each measure, one value per seed.
         seeds: The seeds, in the order of the values; none where nothing depends on a seed.
         notes: Sentences that belong to the numbers.
-        seconds: How long it took; on a GPU these are stored as GPU minutes.
+        seconds: How long it took. Only GPU minutes are stored: what a shared CPU takes says little.
 
     Raises:
         InputError: There is no folder for results, since this is not a checkout.
@@ -141,9 +133,8 @@ def write_result(
             "of fedgrove's repository only."
         )
     result = dict(measurement)
-    if seconds is not None:
-        unit = "gpu_minutes" if result["machine"]["gpu"] else "minutes"
-        result[unit] = round(seconds / 60, 1)
+    if seconds is not None and torch.cuda.is_available():
+        result["gpu_minutes"] = round(seconds / 60, 1)
     result |= {"seeds": list(seeds), "rows": list(rows), "notes": list(notes)}
     path = folder / f"{name}.json"
     path.write_text(_write_json(result))
@@ -222,8 +213,13 @@ def rows_of_folders(folders: Iterable[Path]) -> list[dict[str, Any]]:
         runs.sort(key=lambda summary: int(summary["seed"]))
         values = {}
         for key in _keys(runs[0]):
-            found = [run_value(run, key) for run in runs]
-            if None not in found:
+            found = []
+            for run in runs:
+                value = run_value(run, key)
+                if value is not None:
+                    found.append(round(value, 8))
+            # A measure that one of the seeds does not have is left out.
+            if len(found) == len(runs):
                 values[key] = found
         seeds = [run["seed"] for run in runs]
         rows.append({"name": name, "data": runs[0]["data"], "seeds": seeds, "values": values})
@@ -244,16 +240,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name", help="The name of the result.")
     parser.add_argument("folders", nargs="+", type=Path, help="Run folders, or a sweep's folder.")
     parser.add_argument("--command", required=True, help="The command that made the folders.")
+    parser.add_argument("--commit", help="The commit that they were made with; else this one.")
     given = parser.parse_args(arguments)
     rows = rows_of_folders(given.folders)
     if not rows:
-        parser.error(f"there is no summary.json of a finished run in {given.folders}")
-    seconds = 0.0
-    for folder in given.folders:
-        for path in [*folder.glob("summary.json"), *folder.glob("*/summary.json")]:
-            seconds += json.loads(path.read_text())["seconds"]
+        folders = ", ".join(str(folder) for folder in given.folders)
+        parser.error(f"there is no summary.json of a finished run in {folders}")
     measurement = describe_measurement(given.command)
-    print(write_result(given.name, measurement, rows, rows[0]["seeds"], seconds=seconds))
+    if given.commit:
+        measurement["commit"] = given.commit
+    print(write_result(given.name, measurement, rows, rows[0]["seeds"]))
 
 
 if __name__ == "__main__":

@@ -26,12 +26,15 @@ import argparse
 import re
 import statistics
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from fedgrove.errors import InputError
 
 from .papers.tables import pipe_table
 from .results import LAB, read_result
@@ -143,25 +146,33 @@ def _show(
 
 
 def _caption(result: Mapping[str, Any]) -> str:
-    """Where the numbers come from, in lines that are not too wide."""
-    machine = result["machine"]
-    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
-    seeds = f"; {len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else ""
-    return (
-        f"`{result['command']}`\\\n"
-        f"{result['date']}, commit {result['commit']}, torch {result['torch']}; {where}{seeds}."
+    """Where the numbers come from, in lines of at most 120 columns."""
+    n = len(result["seeds"])
+    seeds = f", {n} seeds" if n > 1 else ""
+    text = (
+        f"`{result['command']}`{seeds}; {result['machine']}, {result['date']}, "
+        f"commit {result['commit']}."
     )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 # ---- pages ---------------------------------------------------------------------------------------
 
 
 def fill_page(text: str, tables: Mapping[str, TableDefinition]) -> str:
-    """Return the text of a docs page with every marked table written anew."""
+    """Return the text of a docs page with every marked table written again.
+
+    Raises:
+        InputError: A page has a table that ``tables.toml`` does not define.
+    """
 
     def fill(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
-        return f"{begin}{write_table(name, tables[name])}{end}"
+        if name not in tables:
+            known = ", ".join(tables)
+            raise InputError(f"a page has the table '{name}'; lab/results/tables.toml has {known}.")
+        # Blank lines, since Markdown knows a table only as a paragraph of its own.
+        return f"{begin}\n{write_table(name, tables[name])}\n{end}"
 
     return MARKED.sub(fill, text)
 

@@ -98,8 +98,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert [row["removed"] for row in printed["rows"]] == [0.5]
     assert printed["command"] == "fedgrove bench device --net har-cnn --repeats 1"
     assert printed["torch"] == torch.__version__
-    assert printed["machine"]["cores"] >= 1
-    assert printed["machine"]["cpu"]
+    assert "CPU cores" in printed["machine"]
     assert {"commit", "date"} <= set(printed)
     assert list(printed["checks"]) == ["training step of har-cnn at half the channels"]
 
