@@ -250,14 +250,14 @@ def test_make_targets_exist(page: Path) -> None:
 @EVERY
 def test_files_named_in_the_text_exist(page: Path) -> None:
     named = re.findall(
-        r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)(?:::\w+)?`", prose(page)
+        r"`((?:src|lab|tests|docs|examples)/[\w./-]+)(?:::\w+)?`", prose(page)
     )
     assert [name for name in named if "my" not in name and not (ROOT / name).exists()] == []
 
 
 @EVERY
 def test_named_tests_exist(page: Path) -> None:
-    named = re.findall(r"`(tests/[\w./]+)::(\w+)`", page.read_text())
+    named = re.findall(r"`((?:lab/)?tests/[\w./]+)::(\w+)`", page.read_text())
     assert [
         n for n in named if not re.search(rf"^ *def {n[1]}\(", (ROOT / n[0]).read_text(), re.M)
     ] == []
