@@ -1,8 +1,8 @@
-"""Estimators in the manner of scikit-learn: fit, predict and score over a federation.
+"""Estimators with the interface of scikit-learn: fit, predict and score over a federation.
 
-scikit-learn is not needed. Where it is installed they work with its ``clone``, its pipelines and
-its searches: parameters are kept as they were given, ``get_params`` and ``set_params`` know them,
-and what ``fit`` finds has a name that ends with an underscore.
+They work with ``clone``, pipelines and searches of scikit-learn: parameters are stored unchanged,
+``get_params`` and ``set_params`` return and change them, and attributes that ``fit`` sets end with
+an underscore.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and the docs from the results: ``python -m fedgrove_lab.tables``.
+"""Writes tables and the picture of README.md and the docs: ``python -m fedgrove_lab.tables``.
 
 A docs page has a table between two comments::
 
@@ -37,9 +37,11 @@ from pydantic import BaseModel, ConfigDict
 from fedgrove.errors import InputError
 
 from .papers.tables import pipe_table
+from .picture import draw_first_run
 from .results import LAB, read_result
 
 ROOT = LAB.parent
+PICTURE = ROOT / "docs" / "first-run.svg"
 MARKED = re.compile(r"(<!-- table: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -184,7 +186,7 @@ def find_pages() -> Iterator[Path]:
 
 
 def find_changes() -> dict[Path, str]:
-    """Return the pages that differ from the results, each with the text that it should have."""
+    """Return the files that differ from the results, each with the text that it should have."""
     tables = load_tables()
     changes = {}
     for page in find_pages():
@@ -192,6 +194,9 @@ def find_changes() -> dict[Path, str]:
         filled = fill_page(text, tables)
         if filled != text:
             changes[page] = filled
+    picture = draw_first_run()
+    if not PICTURE.exists() or PICTURE.read_text() != picture:
+        changes[PICTURE] = picture
     return changes
 
 
