@@ -201,6 +201,14 @@ def any_along(mask: Tensor, dim: int) -> Tensor:
     return torch.from_numpy(np.any(rows, axis=1))
 
 
+def count_writes(leaves: Iterable[Tensor]) -> list[int]:
+    """Return how often each tensor was written to, as torch counts: equal if none has changed.
+
+    Torch does not count writes into tensors of its inference mode, or through ``.data``.
+    """
+    return [leaf._version for leaf in leaves]
+
+
 def are_plain(*tensors: Tensor) -> bool:
     """Return whether tensors are ordinary CPU memory, which numpy can read.
 

@@ -98,10 +98,10 @@ def _find_and_test(net: Net) -> tuple[ChannelGroup, ...]:
     # cached for it is freed with it.
     traced = copy.deepcopy(net.module)
     names = {id(t): name for name, t in named_tensors(traced).items()}
-    order = [layer.name for layer in net.layout.layers]
+    position = {layer.name: i for i, layer in enumerate(net.layout.layers)}
     trial = Net(copy.deepcopy(net.module), net.shape)
     candidates: list[ChannelGroup] = []
-    for group in _trace(traced, net.shape, names, order):
+    for group in _trace(traced, net.shape, names, position):
         # The outputs of the last linear layer are the classes.
         makes_outputs = any(
             place.tensor in net.layout.head for place in group.places_with("filter")
@@ -112,7 +112,9 @@ def _find_and_test(net: Net) -> tuple[ChannelGroup, ...]:
         return tuple(candidates)
     # Some group fails: keep those that pass alone, if they pass together.
     independent = [group for group in candidates if outputs_agree(trial, [group])]
-    return tuple(independent) if outputs_agree(trial, independent) else ()
+    if outputs_agree(trial, independent):
+        return tuple(independent)
+    return ()
 
 
 def outputs_agree(net: Net, groups: Sequence[ChannelGroup]) -> bool:
@@ -153,7 +155,7 @@ def outputs_agree(net: Net, groups: Sequence[ChannelGroup]) -> bool:
 
 
 def _trace(
-    module: nn.Module, shape: tuple[int, ...], names: Mapping[int, str], order: Sequence[str]
+    module: nn.Module, shape: tuple[int, ...], names: Mapping[int, str], position: Mapping[str, int]
 ) -> tuple[ChannelGroup, ...]:
     """Return the proposed groups of a network, in the order in which their first layers run.
 
@@ -164,7 +166,7 @@ def _trace(
         module: The network, which is traced in place: a copy.
         shape: The shape of one input.
         names: Id of a tensor of ``module`` -> its name.
-        order: The layers in the order in which they run.
+        position: Name of a layer -> its place in the order in which layers run.
     """
     try:
         with torch.enable_grad(), warnings.catch_warnings():
@@ -173,7 +175,6 @@ def _trace(
             found, failure = _follow_groups(graph)
     except Exception as error:
         raise _cannot_follow(module, error) from error
-    position = {name: i for i, name in enumerate(order)}
     label = {part: name for name, part in module.named_modules()}
     groups: list[ChannelGroup] = []
     for items in found:

@@ -59,7 +59,7 @@ class Place:
     @cached_property
     def has_others(self) -> bool:
         """Whether there are entries that belong to no channel."""
-        return any(number < 0 for number in self.channel)
+        return min(self.channel, default=0) < 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,16 @@ def complete_channels(groups: Sequence[ChannelGroup], channels: Mapping[str, Ten
         else:
             complete[name] = torch.ones(size, dtype=torch.bool)
     return complete
+
+
+def is_whole(channels: Mapping[str, Tensor]) -> bool:
+    """Return whether no channel is missing."""
+    return all(bool(kept.all()) for kept in channels.values())
+
+
+def make_channels_key(channels: Mapping[str, Tensor]) -> tuple[tuple[str, bytes], ...]:
+    """Return a key that is equal for equal channels."""
+    return tuple((name, kept.bool().cpu().numpy().tobytes()) for name, kept in channels.items())
 
 
 def find_kept_entries(place: Place, kept: Tensor) -> Tensor:
@@ -226,8 +236,9 @@ def read_channels(
     if mask is None or not may_remove_channels(mask):
         return None
     channels = {group.name: _find_alive(group, mask) for group in groups}
-    nothing_removed = all(bool(kept.all()) for kept in channels.values())
-    return None if nothing_removed else channels
+    if is_whole(channels):
+        return None
+    return channels
 
 
 def may_remove_channels(mask: Mapping[str, Tensor]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import trees
 from ..trees import Mask
-from .groups import ChannelGroup, Channels, expand_channels
+from .groups import ChannelGroup, Channels, expand_channels, make_channels_key
 
 MOST_BYTES = 1 << 25
 """The most memory that cached masks take; those not used for longest are dropped."""
@@ -38,7 +38,7 @@ class _CachedMask:
 
     @property
     def is_unchanged(self) -> bool:
-        return self.versions == [leaf._version for leaf in self.mask.values()]
+        return self.versions == trees.count_writes(self.mask.values())
 
 
 class _MaskCache(threading.local):
@@ -68,11 +68,11 @@ class _MaskCache(threading.local):
     def add(self, choice: Any, mask: Mask) -> None:
         """Cache a mask."""
         leaves = list(mask.values())
-        # Torch does not count what is written into tensors of its inference mode.
+        # Torch does not count the writes into tensors of its inference mode.
         if any(leaf.is_inference() for leaf in leaves):
             return
         nbytes = sum(leaf.nbytes for leaf in leaves)
-        self._insert(choice, _CachedMask(mask, nbytes, [leaf._version for leaf in leaves]))
+        self._insert(choice, _CachedMask(mask, nbytes, trees.count_writes(leaves)))
         while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
             self._remove(next(iter(self.by_choice)))
 
@@ -82,8 +82,10 @@ class _MaskCache(threading.local):
         cached = self.by_leaf.get(id(first))
         if cached is None or not cached.is_unchanged:
             return None
-        is_part = all(cached.mask.get(name) is leaf for name, leaf in mask.items())
-        return cached if is_part else None
+        for name, leaf in mask.items():
+            if cached.mask.get(name) is not leaf:
+                return None
+        return cached
 
     def _insert(self, choice: Any, cached: _CachedMask) -> None:
         self.by_choice[choice] = cached
@@ -116,8 +118,7 @@ def get_shared_mask(
         return expand_channels(groups, shapes, channels, buffers)
     # Without statistics the mask is the same with buffers and without: one key for both.
     buffers = buffers and _have_statistics(groups, shapes)
-    bits = tuple((name, kept.bool().numpy().tobytes()) for name, kept in channels.items())
-    key = (tuple(groups), tuple(shapes.items()), bits, buffers)
+    key = (tuple(groups), tuple(shapes.items()), make_channels_key(channels), buffers)
     mask = _CACHE.get(key)
     if mask is None:
         mask = expand_channels(groups, shapes, channels, buffers)
@@ -153,7 +154,7 @@ def find_once(
     channels = cached.findings[key]
     if channels is None:
         return None
-    return {name: kept.clone() for name, kept in channels.items()}
+    return trees.map(Tensor.clone, channels)
 
 
 def _have_statistics(groups: Sequence[ChannelGroup], shapes: Mapping[str, Any]) -> bool:

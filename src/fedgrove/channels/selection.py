@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..errors import UnfitError, check
 from ..renamed import find_renamed
 from ..trees import Tree
@@ -57,7 +58,7 @@ class FilterL1:
 
     def __call__(self, params: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Tree:
         """Return the score of every channel."""
-        return {g.name: _sum_per_channel(params, g, "filter", torch.abs) for g in groups}
+        return _score_filters(params, groups, torch.abs)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,14 @@ class FilterL2:
 
     def __call__(self, params: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Tree:
         """Return the score of every channel."""
-        return {g.name: _sum_per_channel(params, g, "filter", torch.square).sqrt() for g in groups}
+        return trees.map(torch.sqrt, _score_filters(params, groups, torch.square))
+
+
+def _score_filters(
+    params: Mapping[str, Tensor], groups: Sequence[ChannelGroup], f: Callable[[Tensor], Tensor]
+) -> Tree:
+    """Sum ``f`` of every filter weight, per channel of every group."""
+    return {group.name: _sum_per_channel(params, group, "filter", f) for group in groups}
 
 
 def _sum_per_channel(
@@ -262,8 +270,9 @@ class Overlap:
     ) -> None:
         """Count one client's channels; ``scores`` may leave out groups that have none."""
         if not self.counts:
-            self.counts = {name: torch.zeros_like(kept.long()) for name, kept in channels.items()}
-            self._sums = {name: torch.zeros_like(kept.double()) for name, kept in channels.items()}
+            for name, kept in channels.items():
+                self.counts[name] = torch.zeros_like(kept, dtype=torch.long)
+                self._sums[name] = torch.zeros_like(kept, dtype=torch.double)
         if channels.keys() != self.counts.keys():
             odd = sorted(set(channels) ^ set(self.counts))
             raise ValueError(f"channels to count differ in groups: {odd}")

@@ -18,7 +18,7 @@ from ..nets.net import Net
 from ..renamed import find_renamed
 from ..trees import Tree
 from .find_groups import find_groups, find_kept_channels
-from .groups import complete_channels
+from .groups import complete_channels, make_channels_key
 from .small_net import MOST_CUTS, SmallNet, get_or_make, make_small_net
 
 
@@ -61,13 +61,12 @@ def cut_channels(net: Net, channels: Mapping[str, Tensor]) -> SmallNet:
     """
     groups = find_groups(net)
     complete = complete_channels(groups, channels)
-    key = tuple((name, kept.cpu().numpy().tobytes()) for name, kept in complete.items())
 
     def make() -> SmallNet:
         # Copies: what is cached must not change with the caller's tensors.
-        return make_small_net(net, groups, {name: kept.clone() for name, kept in complete.items()})
+        return make_small_net(net, groups, trees.map(Tensor.clone, complete))
 
-    return get_or_make(_CUTS, net, key, make, MOST_CUTS)
+    return get_or_make(_CUTS, net, make_channels_key(complete), make, MOST_CUTS)
 
 
 _SEEN: WeakKeyDictionary[Net, dict[Any, tuple[Mapping[str, Tensor], SmallNet | None]]] = (

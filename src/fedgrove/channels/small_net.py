@@ -72,10 +72,16 @@ class SmallNet:
         """
         total = layout.frozen_macs
         for layer in layout.layers:
-            full = sum(math.prod(self.full[name]) for name in layer.weights)
-            small = sum(math.prod(self.small[name]) for name in layer.weights)
-            # Frozen weights have no name, and stay whole.
-            total += layer.macs * small // full if full else layer.macs
+            full = 0
+            small = 0
+            for name in layer.weights:
+                full += math.prod(self.full[name])
+                small += math.prod(self.small[name])
+            if full:
+                total += layer.macs * small // full
+            else:
+                # Frozen weights have no name, and stay whole.
+                total += layer.macs
         return total
 
     def narrow(self, tree: Mapping[str, Tensor]) -> Tree:

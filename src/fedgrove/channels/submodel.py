@@ -22,7 +22,15 @@ from ..nets.layout import Layout
 from ..renamed import find_renamed
 from ..trees import Mask, Tree
 from .find_groups import find_groups, make_channel_mask
-from .groups import ChannelGroup, Channels, Place, Role, find_channels_with_filters, intern_group
+from .groups import (
+    ChannelGroup,
+    Channels,
+    Place,
+    Role,
+    find_channels_with_filters,
+    intern_group,
+    is_whole,
+)
 from .mask_cache import find_once, get_shared_mask
 from .selection import Slim, select_first
 from .widths import choose_largest_that_fits
@@ -65,11 +73,6 @@ def groups_from_plain(plain: PlainGroups) -> tuple[ChannelGroup, ...]:
 def all_channels(groups: Sequence[ChannelGroup]) -> Channels:
     """Return all channels of all groups."""
     return {group.name: torch.ones(group.size, dtype=torch.bool) for group in groups}
-
-
-def is_whole(channels: Mapping[str, Tensor]) -> bool:
-    """Return whether no channel is missing."""
-    return all(bool(kept.all()) for kept in channels.values())
 
 
 def count_params_at(net: Net, share: float) -> int:
@@ -257,8 +260,10 @@ def slim_submodel(
     """
     groups = find_groups(client.net)
     # Compared in single precision, so that rounding in the last digit cannot decide between equals.
-    scores = {name: s.float() for name, s in score(carry["guided"], groups).items()}
-    possible = all_channels(groups) if left is None else dict(left)
+    scores = trees.map(Tensor.float, score(carry["guided"], groups))
+    if left is None:
+        left = all_channels(groups)
+    possible = dict(left)
     for name in scores:
         # Behind every channel that is left, whatever its score: also one of score 0.
         gone = ~possible[name].to(scores[name].device)
@@ -266,8 +271,10 @@ def slim_submodel(
 
     def choose(density: float) -> Channels:
         # A density above that of what is left would select channels that are gone.
-        best = Slim()(scores, density)
-        return {**possible, **{name: kept & possible[name] for name, kept in best.items()}}
+        chosen = dict(possible)
+        for name, kept in Slim()(scores, density).items():
+            chosen[name] = kept & possible[name]
+        return chosen
 
     if recipe is None:
         channels = choose(density)

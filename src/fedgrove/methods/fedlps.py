@@ -31,7 +31,7 @@ from torch import Tensor
 
 from .. import trees
 from ..channels.find_groups import find_groups
-from ..channels.groups import ChannelGroup, Channels, expand_channels
+from ..channels.groups import ChannelGroup, Channels, expand_channels, is_whole
 from ..channels.selection import Even, FilterL1, select_first
 from ..channels.submodel import (
     PlainGroups,
@@ -40,7 +40,6 @@ from ..channels.submodel import (
     get_shapes,
     groups_from_plain,
     groups_to_plain,
-    is_whole,
     read_packet_channels,
 )
 from ..core import (

@@ -451,9 +451,12 @@ def get_counters(wanted: int | None = None) -> Counters | None:
     global _COUNTERS
     # A process forked from this one has a copy of the variable, and needs other processes.
     if _COUNTERS is None or _COUNTERS.owner != os.getpid():
-        number = choose_default_number() if wanted is None else wanted
-        _COUNTERS = Counters(_start_workers(number), os.getpid())
-    return _COUNTERS if _COUNTERS.workers else None
+        if wanted is None:
+            wanted = choose_default_number()
+        _COUNTERS = Counters(_start_workers(wanted), os.getpid())
+    if not _COUNTERS.workers:
+        return None
+    return _COUNTERS
 
 
 def stop_counters() -> None:
@@ -466,7 +469,9 @@ def stop_counters() -> None:
 
 def choose_default_number() -> int:
     """Return half of the cores, because the engine and others need some too."""
-    return min(MAX_PROCESSES, cores() // 2) if cores() >= MIN_CORES else 0
+    if cores() < MIN_CORES:
+        return 0
+    return min(MAX_PROCESSES, cores() // 2)
 
 
 def _start_workers(number: int) -> list[Worker]:

@@ -216,7 +216,7 @@ class Batched:
         tasks: list[PendingPacket] = []
         if self.count_bytes and (self._device.type == "cuda" or counters is not None):
             # While the GPU is busy.
-            tasks = start_counting_tasks(jobs, sent, counters if len(jobs) > 1 else None)
+            tasks = start_counting_tasks(jobs, sent, _choose_helpers(jobs, counters))
         return Chunk(jobs, sent_before, steps, tasks)
 
     def _counters(self) -> Counters | None:
@@ -238,8 +238,7 @@ class Batched:
             self._launcher.recent.clear()
         _check_versions(part.sent_before)
         record_task_costs(part.tasks, sent)
-        # A single report is counted as fast in this process.
-        helpers = counters if len(part.jobs) > 1 else None
+        helpers = _choose_helpers(part.jobs, counters)
         for job, answer, costs in attach_costs(
             finish_in_order(part.jobs, self._make_answer), helpers
         ):
@@ -556,6 +555,13 @@ def may_be_duplicates(jobs: Sequence[Job]) -> bool:
     for run, task in jobs:
         seen.add((id(run.federation), task.to, run.seed))
     return len(seen) < len(jobs)
+
+
+def _choose_helpers(jobs: Sequence[ClientJob], counters: Counters | None) -> Counters | None:
+    """Return the processes to use: none for a single job, which is counted as fast here."""
+    if len(jobs) > 1:
+        return counters
+    return None
 
 
 def is_stackable(stage: Stage) -> TypeGuard[Train | Measure]:

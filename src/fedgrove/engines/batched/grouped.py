@@ -31,7 +31,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ... import nets
+from ... import nets, trees
 from ...nets import Net
 from ...nets.norms import use_native_batch_norm
 from ...trees import Tree
@@ -115,7 +115,8 @@ class _GroupedMode(TorchFunctionMode):
         # In float64, which is for comparisons, and on a CPU there is only the library.
         if is_plain and convolution.is_on_gpu(input) and weight.dtype != torch.float64:
             return convolution.convolve(input, weight, bias, _pair(stride), _pair(padding))
-        bias = None if bias is None else bias.flatten()
+        if bias is not None:
+            bias = bias.flatten()
         # (K, O, C, kh, kw) as (K·O, C, kh, kw): K times the groups, each with its client's filters.
         weight = weight.flatten(0, 1)
         y = F.conv2d(input, weight, bias, stride, padding, dilation, groups * self.clients)
@@ -273,8 +274,12 @@ def _batch_norm(
         from . import norm_triton
 
         if norm_triton.can_normalise(x, momentum):
-            running = None if mean is None or var is None else (mean, var)
-            affine = None if scale is None or shift is None else (scale, shift)
+            running = None
+            if mean is not None and var is not None:
+                running = (mean, var)
+            affine = None
+            if scale is not None and shift is not None:
+                affine = (scale, shift)
             return norm_triton.batch_norm(x, running, affine, momentum, eps)
     return F.batch_norm(x, mean, var, scale, shift, training, momentum, eps)
 
@@ -300,8 +305,7 @@ def supports(net: Net, x: Tensor) -> bool:
         x: One stacked batch of two examples or more.
     """
     pair = torch.stack([x[0, :2], x[-1, -2:]]).double()
-    # Two clients with different weights, so that mixing them up changes the outputs.
-    tree = {k: torch.stack([v, v + 0.1]).to(pair) for k, v in net.params().items()}
+    tree = trees.map(lambda leaf: leaf.to(pair), _make_two_clients(net))
     try:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             return _agrees_side_by_side(net, tree, pair, train=False) and _agrees_side_by_side(
@@ -332,14 +336,23 @@ def _logits_alone(net: Net, tree: Tree, x: Tensor, train: bool) -> Tensor:
     """Return each client's logits, one client after another."""
     logits = []
     for client in range(len(x)):
-        own_tree = {k: v[client] for k, v in _copy(tree).items()}
-        logits.append(net.run(own_tree, x[client], train))
+        logits.append(net.run(_copy_row(tree, client), x[client], train))
     return torch.stack(logits)
 
 
 def _copy(tree: Tree) -> Tree:
     """Copy a tree, because train mode writes running statistics into it."""
-    return {k: v.clone() for k, v in tree.items()}
+    return trees.map(Tensor.clone, tree)
+
+
+def _copy_row(tree: Tree, client: int) -> Tree:
+    """Copy one client's row of a stacked tree, for the reason of :func:`_copy`."""
+    return {k: v[client].clone() for k, v in tree.items()}
+
+
+def _make_two_clients(net: Net) -> Tree:
+    """Stack two clients with different weights, so that mixing them up changes the outputs."""
+    return {k: torch.stack([v, v + 0.1]) for k, v in net.params().items()}
 
 
 def can_stack(net: Net, device: torch.device) -> bool:
@@ -353,11 +366,9 @@ def can_stack(net: Net, device: torch.device) -> bool:
     generator = torch.Generator().manual_seed(0)
     # A copy, because a failed trial may change the module.
     net = copy.deepcopy(net)
-    start = net.params()
-    like = next(iter(start.values()))
+    tree = trees.map(lambda leaf: leaf.to(device), _make_two_clients(net))
+    like = next(iter(tree.values()))
     x = torch.randn((2, 3, *net.shape), generator=generator).to(like.dtype).to(device)
-    # Two clients with different weights, so that mixing them up changes the outputs.
-    tree = {k: torch.stack([v, v + 0.1]).to(device) for k, v in start.items()}
     try:
         with torch.autocast(device.type, enabled=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -376,11 +387,10 @@ def _try_gradient(net: Net, tree: Tree, x: Tensor) -> None:
     """Raise an error if a training step would."""
 
     def loss(params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        copies = {k: v.clone() for k, v in buffers.items()}
-        return net.run(params | copies, x, True).sum()
+        return net.run(params | _copy(buffers), x, True).sum()
 
-    params = {k: tree[k] for k in net.layout.params}
-    buffers = {k: tree[k] for k in net.layout.buffers}
+    params = trees.pick(tree, net.layout.params)
+    buffers = trees.pick(tree, net.layout.buffers)
     vmap(grad(loss), randomness="different")(params, buffers, x)
 
 
@@ -392,7 +402,7 @@ def _agrees_under_vmap(net: Net, tree: Tree, x: Tensor) -> bool:
 
     with torch.no_grad():
         together = vmap(forward, randomness="different")(tree, x)
-        alone = torch.stack([forward({k: v[i] for k, v in tree.items()}, x[i]) for i in range(2)])
+        alone = _logits_alone(net, tree, x, False)
     return _close(together, alone)
 
 
@@ -402,9 +412,8 @@ def _mixes_examples(net: Net, tree: Tree, x: Tensor) -> bool:
     for train in modes:
 
         def logits(x: Tensor, train: bool = train) -> Tensor:
-            own = {k: v[0].clone() for k, v in tree.items()}
             with torch.no_grad():
-                return net.run(own, x, train)
+                return net.run(_copy_row(tree, 0), x, train)
 
         whole = logits(x[0])
         # With dropout no two passes agree; eval mode has been compared already.

@@ -92,7 +92,10 @@ def split_into_stacks(
         is_little = is_on_gpu and is_little_work(together, stage)
         for job in together:
             job.in_full_width = is_little
-        stacks += [together] if is_little else _split_by_width(together)
+        if is_little:
+            stacks.append(together)
+        else:
+            stacks += _split_by_width(together)
     return stacks
 
 

@@ -114,7 +114,11 @@ class Launcher:
         else:
             adapters = make_width_adapters(jobs, stage.net)
         common = adapters[0].common
-        net = full_net if common is None else common.net
+        net = full_net
+        norms = None
+        if common is not None:
+            net = common.net
+            norms = common.norms
         template, hyperparameters = stack_hyperparameters(jobs, number, self.device)
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
@@ -141,7 +145,6 @@ class Launcher:
             trained_passes, batch_size, offsets, hyperparameters.dtype, self.device
         ).first_steps(steps)
 
-        norms = None if common is None else common.norms
         net_key = (self.get_net_key(full_net), net.layout.named_shapes, norms)
         use_grouped = self._use_grouped(net_key, net, plan, data)
         # After `_use_grouped`, which draws dropout when it tries a network for the first time. The

@@ -71,7 +71,7 @@ class RecentStacks:
     def find(self, leaves: Sequence[Tensor]) -> Tensor | None:
         """Return the stack of these leaves; None without one, or if a leaf was written to since."""
         kept = self._kept.get(tuple(map(id, leaves)))
-        if kept is None or kept[1] != _versions_of(leaves):
+        if kept is None or kept[1] != trees.count_writes(leaves):
             return None
         return kept[2]
 
@@ -81,16 +81,12 @@ class RecentStacks:
         if stacked.nbytes + self._bytes > RECENT_BYTES or any(v.is_inference() for v in leaves):
             return
         self._bytes += stacked.nbytes
-        self._kept[tuple(map(id, leaves))] = (leaves, _versions_of(leaves), stacked)
+        self._kept[tuple(map(id, leaves))] = (leaves, trees.count_writes(leaves), stacked)
 
     def clear(self) -> None:
         """Drop all stacks."""
         self._kept.clear()
         self._bytes = 0
-
-
-def _versions_of(leaves: Sequence[Tensor]) -> list[int]:
-    return [leaf._version for leaf in leaves]
 
 
 def stack_carries(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ... import trees
 from ...core import Batch, Carry
 from ...nets import Net, Output
 from ...parts import local
@@ -306,10 +307,10 @@ class Stack:
 
         carry = select_clients(self.carry, slice(count))
         tree = carry[self.stage.end]
-        buffers = {k: tree[k] for k in self.net.layout.buffers}
+        buffers = trees.pick(tree, self.net.layout.buffers)
         if active is not None:
             # The forward pass also changes the running statistics of clients that are done.
-            buffers = {k: v.clone() for k, v in buffers.items()}
+            buffers = trees.map(Tensor.clone, buffers)
         hyperparameters = self.hyperparameters[:count]
         grads, aux = self._gradients(hyperparameters, carry, batch, ragged, buffers)
         # Transposed: every float of the stage becomes a tensor with one value per client.
@@ -351,7 +352,7 @@ class Stack:
         """Do a step with the network in grouped kernels; objective and optimiser under vmap."""
         net = self.net
         tree = carry[self.stage.end]
-        buffers = {k: tree[k].clone() for k in net.layout.buffers}
+        buffers = trees.map(Tensor.clone, trees.pick(tree, net.layout.buffers))
         grads, aux = self._gradients(hyperparameters, carry, batch, ragged, buffers)
 
         def update_one(
@@ -397,7 +398,7 @@ class Stack:
             losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True
         )
         grads = dict(zip(params, gradients, strict=True))
-        return grads, {k: v.detach() for k, v in aux.items()}
+        return grads, trees.map(Tensor.detach, aux)
 
     def _forward_at(self, hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
         """Return the weights of each client's forward pass, as in :func:`local.forward_at`."""
