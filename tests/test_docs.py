@@ -249,9 +249,7 @@ def test_make_targets_exist(page: Path) -> None:
 
 @EVERY
 def test_files_named_in_the_text_exist(page: Path) -> None:
-    named = re.findall(
-        r"`((?:src|lab|tests|docs|examples)/[\w./-]+)(?:::\w+)?`", prose(page)
-    )
+    named = re.findall(r"`((?:src|lab|tests|docs|examples)/[\w./-]+)(?:::\w+)?`", prose(page))
     assert [name for name in named if "my" not in name and not (ROOT / name).exists()] == []
 
 

@@ -140,7 +140,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --engine fast", "there is no engine 'fast'"),
         (
             "run --device cuda",
-            "--device cuda was asked for and torch sees no CUDA device here; take --device cpu.",
+            "--device is cuda, and torch finds no CUDA device here; use --device cpu.",
         ),
         ("run --device tpu", "there is no device 'tpu'; did you mean 'cpu'?"),
         ("run --round 3", "there is no option '--round'; did you mean '--rounds'?"),

@@ -31,7 +31,7 @@ from fedgrove.core import (
     Train,
 )
 from fedgrove.engines import Pool, Serial, Wired
-from fedgrove.engines.work import initial_carry, numbered, perform
+from fedgrove.engines.work import make_carry, number_stages, perform
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.rounds import plan, plan_scoring
@@ -92,11 +92,9 @@ def settled(run: Run, stage: Train, carry: Carry) -> Carry:
 def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) -> list[Report]:
     """What a batching engine does: Train and Measure on stacked carries, Edit and Give one client at a time."""
     clients = [run.client(task, memory) for task, memory in zip(tasks, memories, strict=True)]
-    carries = [
-        initial_carry(task, m, torch.float64) for task, m in zip(tasks, memories, strict=True)
-    ]
+    carries = [make_carry(task, m, torch.float64) for task, m in zip(tasks, memories, strict=True)]
     outcomes = [Outcome()] * len(tasks)
-    for number, stage in numbered(run.work(tasks[0].verb)):
+    for number, stage in number_stages(run.work(tasks[0].verb)):
         net = run.net_named(getattr(stage, "net", "model"))
         match stage:
             case Train():

@@ -24,7 +24,7 @@ from fedgrove.data import Federation
 from fedgrove.deploy import client_app, facts, serve, server
 from fedgrove.deploy.node import Half
 from fedgrove.engines.flower import messages
-from fedgrove.engines.flower.letter import Letter
+from fedgrove.engines.flower.messages import Letter
 from fedgrove.errors import EngineError, InputError
 from fedgrove.problems import LABELS, Problem, Unit, cross_entropy, numbers
 from fedgrove.runs.memory import read_tree

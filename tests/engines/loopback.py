@@ -15,8 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedgrove.engines.flower import node
 from fedgrove.engines.flower.engine import Flower, ask
-from fedgrove.engines.flower.letter import Letter
-from fedgrove.engines.flower.messages import client_app, partition_of
+from fedgrove.engines.flower.messages import Letter, client_app, read_partition
 from fedgrove.runs.run import Run
 
 Fate = Callable[[Message], str]
@@ -103,11 +102,11 @@ def looped(run: Run, fate: Fate | None = None, timeout: float | None = None) -> 
     """The engine over such a Grid; its nodes share the run, as those of a simulation do."""
 
     def asked(question: dict[str, Any], config: Any) -> dict[str, Any]:
-        return {"partition": partition_of(config)}
+        return {"partition": read_partition(config)}
 
     def tasked(letter: Letter, config: Any) -> Letter:
         assert letter.note["run"] == "this"
-        return node.answer(run, partition_of(config), letter)
+        return node.answer_letter(run, read_partition(config), letter)
 
     app = client_app(asked, tasked)
     grid = Loopback(dict.fromkeys(run.federation.ids, app), fate)

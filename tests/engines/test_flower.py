@@ -23,8 +23,13 @@ from fedgrove.core import Answer, AnyMethod, Edit, Engine, Job, Lost, Task
 from fedgrove.engines import Serial, choose
 from fedgrove.engines.faulty import Faulty
 from fedgrove.engines.flower import messages, node
-from fedgrove.engines.flower.letter import Letter, cost_of
-from fedgrove.engines.flower.messages import client_app, letter_of, partition_of
+from fedgrove.engines.flower.messages import (
+    Letter,
+    client_app,
+    read_cost,
+    read_letter,
+    read_partition,
+)
 from fedgrove.engines.flower.simulation import Simulation
 from fedgrove.errors import InputError
 from fedgrove.runs.faults import Faults
@@ -89,7 +94,7 @@ def hit(lost: dict[tuple[int, int], str], grid_nodes: dict[int, int]) -> Any:
     def fate(message: Any) -> str:
         if message.metadata.message_type != "train":
             return ""
-        letter = letter_of(message.content)
+        letter = read_letter(message.content)
         head = json.loads(letter.head[4:])
         assert head["to"] == of_node[message.metadata.dst_node_id]
         return lost.get((head["round"], head["to"]), "") if head["verb"] == "train" else ""
@@ -154,7 +159,7 @@ def one_exchange(tmp_path: Path, fate: str, timeout: float | None = None) -> lis
 @pytest.mark.parametrize(
     ("fate", "reason", "sentence"),
     [
-        ("refused", "unsent", "takes no message as large"),
+        ("refused", "unsent", "too large for the SuperLink"),
         ("died", "died", "the node of client 2 is gone: it is not there"),
         ("silence", "late", "client 2 did not answer within 1 s"),
     ],
@@ -200,8 +205,8 @@ def test_a_reply_that_cannot_be_read_is_lost(spoil: Any, sentence: str, tmp_path
     run = make_run(methods.CAAFP(), tmp_path, cohort=4)
 
     def tasked(letter: Letter, config: Any) -> Letter:
-        answer = node.answer(run, partition_of(config), letter)
-        return spoil(answer) if partition_of(config) == 2 else answer
+        answer = node.answer_letter(run, read_partition(config), letter)
+        return spoil(answer) if read_partition(config) == 2 else answer
 
     engine = looped(run)
     app = client_app(lambda question, config: {}, tasked)
@@ -223,7 +228,7 @@ def test_a_message_of_somebody_else_is_lost(tmp_path: Path) -> None:
     for _, lost in answers(run, engine, plan(run, run.initial_state)):
         assert isinstance(lost, Lost)
         assert lost.reason == "unreadable"
-        assert "is not one of fedgrove's" in lost.detail
+        assert "was not made by fedgrove" in lost.detail
 
 
 @dataclass(frozen=True)
@@ -307,12 +312,12 @@ def test_a_broadcast_is_one_object_to_flower(tmp_path: Path) -> None:
 
 def test_nobody_can_claim_other_bytes_than_came() -> None:
     note = {"cost": json.dumps({"header": 1, "values": 2})}
-    assert cost_of(Letter(b"abc", {"m": b"defg"}, note=note)) == {"header": 3, "values": 4}
+    assert read_cost(Letter(b"abc", {"m": b"defg"}, note=note)) == {"header": 3, "values": 4}
     for claim in ('{"header": 3, "values": 4}', '{"mask": 7}'):
-        assert cost_of(Letter(b"abc", {"m": b"defg"}, note={"cost": claim})) == json.loads(claim)
+        assert read_cost(Letter(b"abc", {"m": b"defg"}, note={"cost": claim})) == json.loads(claim)
     for claim in ("[7]", "7", "{", '{"a": 8, "b": -1}', '{"a": 7.0}', '{"a": "7"}'):
         honest = {"header": 3, "values": 4}
-        assert cost_of(Letter(b"abc", {"m": b"defg"}, note={"cost": claim})) == honest
+        assert read_cost(Letter(b"abc", {"m": b"defg"}, note={"cost": claim})) == honest
 
 
 # ---- words ---------------------------------------------------------------------------------------

@@ -40,8 +40,7 @@ from fedgrove.data.federation import Examples
 from fedgrove.engines import Pool, Serial, Wired, choose, names
 from fedgrove.engines.pool import shared
 from fedgrove.engines.pool.engine import cores
-from fedgrove.engines.pool.message import strip
-from fedgrove.engines.pool.packing import pack
+from fedgrove.engines.pool.message import pack_runs, strip
 from fedgrove.engines.pool.window import Paces, Window
 from fedgrove.engines.pool.worker import serve
 from fedgrove.errors import EngineError, InputError
@@ -357,7 +356,7 @@ def test_another_map_ends_the_one_before(run: Run, pool: Pool) -> None:
     next(first)
     second = pool.map((run, each) for each in tasks)
     assert [answer.of for _, answer in second] == [each.to for each in tasks]
-    with pytest.raises(EngineError, match="closed, or given other jobs, during a map"):
+    with pytest.raises(EngineError, match="closed or got other jobs during a map"):
         list(first)
     assert len(answers(pool, run, tasks)) == 24
 
@@ -609,7 +608,7 @@ def test_the_job_that_takes_longest_by_what_was_measured_starts_first(run: Run) 
     assert [window.pick([run]) for _ in kinds] == [2, 1, 0]
     # The mean of 1 and 5 seconds per example, and of that and what comes next.
     paces.note(run, task(0, verb="train"), 5.0 * examples)
-    assert paces.expected(run, task(0, verb="train")) == (3.0 * examples, examples)
+    assert paces.predict(run, task(0, verb="train")) == (3.0 * examples, examples)
 
 
 def test_workers_have_jobs_while_the_caller_looks_at_an_answer(run: Run, pool: Pool) -> None:
@@ -656,7 +655,7 @@ def test_workers_that_cannot_start_end_the_run_with_a_sentence(
     run: Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedgrove.engines.pool.engine.serve", lambda *args: os._exit(5))
-    sentence = r"worker process \d+ died \(exit code 5\) before it had started, as others had; take"
+    sentence = r"worker process \d+ died \(exit code 5\) before it had started, as others had; use"
     with pytest.raises(EngineError, match=sentence):
         answers(pool, run, [task(0)])
     assert pool._team == []
@@ -768,7 +767,7 @@ def test_a_file_that_has_changed_since_is_a_sentence(tmp_path: Path) -> None:
     pool = Pool(workers=1, start="spawn")
     with pytest.raises(EngineError, match="the run cannot be sent to a worker process: ") as caught:
         answers(pool, run, [Task(0, {"model": Packet(run.params)})])
-    assert "take --engine serial" in str(caught.value)
+    assert "use --engine serial" in str(caught.value)
 
 
 def test_what_cannot_be_pickled_is_a_sentence(tmp_path: Path) -> None:
@@ -789,7 +788,7 @@ def test_a_part_of_a_tensor_is_sent_as_that_part(run: Run) -> None:
     for k, client in run.federation.clients.items():
         part = everything[1000 * k : 1000 * (k + 1)]
         clients[k] = replace(client, train=Examples(part, torch.zeros(1000, dtype=torch.long)))
-    packed = pack([replace(run, federation=replace(run.federation, clients=clients))])
+    packed = pack_runs([replace(run, federation=replace(run.federation, clients=clients))])
     (tree,) = shared.get(packed.block)
     shared.drop(packed.block.name)
     # 6000 inputs of 12 float32, 6000 labels of 8 bytes; all else is small.

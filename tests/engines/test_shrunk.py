@@ -20,7 +20,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.jobs import split_into_stacks
 from fedgrove.engines.batched.stacking import make_width_adapters, round_width
 from fedgrove.engines.batched.steps import Stack
-from fedgrove.engines.work import initial_carry, trained
+from fedgrove.engines.work import make_carry, train_shrunk
 from fedgrove.methods.safl.slimming import GammaDistance, GammaL1
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -49,9 +49,9 @@ def half(run: Run, pruned: bool = False) -> Mask:
 def both(run: Run, stage: Train, mask: Mask, **more: trees.Tree) -> tuple[Carry, Carry]:
     """The carry after training: shrunk, and masked."""
     task = Task(0, {"model": Packet(run.params, mask)})
-    carry = {**initial_carry(task, {}, torch.float64), **more}
+    carry = {**make_carry(task, {}, torch.float64), **more}
     batches = list(local.epochs(run.net, stage, run.client(task, {}), 0))
-    shrunk = trained(run.net, stage, carry, batches)
+    shrunk = train_shrunk(run.net, stage, carry, batches)
     masked = local.train(run.net, stage, carry, batches)
     return shrunk, masked
 
@@ -146,16 +146,16 @@ def test_dropout_agrees_in_distribution(tmp_path: Path) -> None:
     )
     mask = half(run)
     stage = Train(CrossEntropy(), recipe)
-    steps: dict[Any, list[float]] = {trained: [], local.train: []}
+    steps: dict[Any, list[float]] = {train_shrunk: [], local.train: []}
     for round in range(60):
         task = replace(Task(0, {"model": Packet(run.params, mask)}), round=round)
         client = run.client(task, {})
-        carry = initial_carry(task, {}, torch.float64)
+        carry = make_carry(task, {}, torch.float64)
         for train, moves in steps.items():
             torch.default_generator.manual_seed(round)
             after = train(run.net, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
             moves.append(float(after["head.bias"][0] - run.params["head.bias"][0]))
-    thin = torch.tensor(steps[trained])
+    thin = torch.tensor(steps[train_shrunk])
     masked = torch.tensor(steps[local.train])
     error = (thin.std() ** 2 + masked.std() ** 2).sqrt() / 60**0.5
     assert abs(thin.mean() - masked.mean()) < 4 * error

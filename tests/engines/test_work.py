@@ -32,7 +32,7 @@ from fedgrove.core import (
     expected_no_packets,
 )
 from fedgrove.engines import Serial
-from fedgrove.engines.work import initial_carry, numbered, perform
+from fedgrove.engines.work import make_carry, number_stages, perform
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net
 from fedgrove.parts.gradient import Gradient
@@ -56,7 +56,7 @@ def test_the_carry_a_task_starts_with() -> None:
     task = Task(
         0, {"model": Packet(W, MASK), "extra": Packet(W)}, {"lr": 0.5, "phases": [1, 2]}, round=3
     )
-    carry = initial_carry(task, {"kept": kept, "extra": other}, torch.float64)
+    carry = make_carry(task, {"kept": kept, "extra": other}, torch.float64)
     assert set(carry) == {"kept", "extra", "model", "model.mask", "settings", "aux"}
     assert carry["kept"] is kept
     assert (
@@ -73,7 +73,7 @@ def test_the_carry_a_task_starts_with() -> None:
 
 
 def test_the_carry_of_an_empty_task() -> None:
-    assert set(initial_carry(Task(0), {}, torch.float32)) == {"settings", "aux"}
+    assert set(make_carry(Task(0), {}, torch.float32)) == {"settings", "aux"}
 
 
 # ---- stages --------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_stages_are_numbered_among_their_kind() -> None:
     measure = Measure("m", lambda *a: {})
     found = [
         (n, type(s).__name__)
-        for n, s in numbered((edit, train, measure, edit, train, measure, give))
+        for n, s in number_stages((edit, train, measure, edit, train, measure, give))
     ]
     assert found == [
         (0, "Edit"),

@@ -13,7 +13,7 @@ from tests.methods.exchanges import exchanges
 from fedgrove import trees
 from fedgrove.core import Task, Train
 from fedgrove.engines import Serial
-from fedgrove.engines.work import initial_carry
+from fedgrove.engines.work import make_carry
 from fedgrove.errors import InputError
 from fedgrove.methods import FedBABU
 from fedgrove.parts import local
@@ -38,7 +38,7 @@ def test_only_the_body_travels(tmp_path: Path) -> None:
 def used(run: Run, task: Task) -> trees.Tree:
     """The model that a client uses, after the stages of "use"."""
     client = run.client(task, {})
-    carry = initial_carry(task, {}, torch.float64)
+    carry = make_carry(task, {}, torch.float64)
     for number, stage in enumerate(run.work("use")):
         if isinstance(stage, Train):
             assert number == 1

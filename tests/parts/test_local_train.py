@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedgrove import methods, trees
 from fedgrove.core import Batch, Carry, Client, Packet, Task, Train
-from fedgrove.engines.work import initial_carry as first_carry
+from fedgrove.engines.work import make_carry as first_carry
 from fedgrove.nets import Net, Output
 from fedgrove.nets.norms import drop_batch_counters
 from fedgrove.parts import local

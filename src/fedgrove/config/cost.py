@@ -18,7 +18,7 @@ from ..core import AnyMethod, ClientInfo, Measure, Report, Task, Train, count_pa
 from ..data import ClientData, Defaults, Examples, Federation
 from ..data.devices import BandwidthTraces, read_devices
 from ..data.federation import LazyClients
-from ..engines.work import Computed, do_stages, pass_of
+from ..engines.work import Computed, find_pass, run_stages
 from ..errors import InputError, check, spell_option
 from ..options import CostOptions, FederationOptions
 from ..options.definition import names_of
@@ -402,7 +402,7 @@ def _play(run: Run, method: AnyMethod, trace: BandwidthTraces | None) -> Played:
 def _do(run: Run, task: Task) -> Done:
     """Let a stand-in do a task."""
     client = run.client(task, {})
-    outcome, computed = do_stages(run, task, client)
+    outcome, computed = run_stages(run, task, client)
     report = Report(task.to, outcome.give, EXAMPLES, outcome.metrics)
     if outcome.memory:
         # Nothing is written: only the version travels, and the last is the longest.
@@ -418,7 +418,7 @@ def _macs(run: Run, method: AnyMethod, task: Task, computed: Computed, examples:
     stages = [stage for stage in method.work(task.verb) if isinstance(stage, Train | Measure)]
     total = 0
     for stage, (_, per_example) in zip(stages, computed, strict=True):
-        over, epochs = pass_of(run.nets[stage.net], stage)
+        over, epochs = find_pass(run.nets[stage.net], stage)
         total += per_example * epochs * over.seen(examples)
     return total
 

@@ -23,8 +23,7 @@ from .. import __version__
 from ..core import ClientInfo
 from ..data import ClientData, Defaults, Examples, Federation
 from ..data.preparation import Preparation
-from ..engines.flower.letter import codec_name
-from ..engines.flower.messages import Head
+from ..engines.flower.messages import Head, name_codec
 from ..errors import FedgroveError, InputError
 from ..problems import CLASSES, LABELS, Problem, SquaredError, Unit, numbers
 from ..runs.run import Run
@@ -221,7 +220,7 @@ def half_of(run: Run, config: str) -> Head:
     return {
         "net": hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16],
         "weights": total,
-        "codec": codec_name(run.method.codec),
+        "codec": name_codec(run.method.codec),
         "method": hashlib.sha256(json.dumps(method, sort_keys=True).encode()).hexdigest()[:16],
     }
 

@@ -20,9 +20,8 @@ from ..config.toml import check_files, from_toml, named_code, read_run_table, to
 from ..data import Federation
 from ..engines.flower import messages
 from ..engines.flower import node as worker
-from ..engines.flower.letter import Letter
-from ..engines.flower.messages import Head, lost_letter, partition_of
-from ..engines.work import explained
+from ..engines.flower.messages import Head, Letter, make_loss, read_partition
+from ..engines.work import explain_error
 from ..errors import FedgroveError, InputError
 from ..runs.files import write_bytes
 from ..runs.memory import Memory
@@ -64,7 +63,7 @@ class Half:
         except FedgroveError as error:
             sentence = str(error)
         except Exception as error:
-            sentence = f"the node could not answer: {explained(error)}"
+            sentence = f"the node could not answer: {explain_error(error)}"
         LOG.error("refused: %s", sentence)
         return {"refused": sentence}
 
@@ -75,7 +74,7 @@ class Half:
             LOG.error("the server refused this node: %s", question.get("why"))
             return {}
         facts.check_version(question.get("version"), "the server")
-        partition = partition_of(node_config)
+        partition = read_partition(node_config)
         if asked == "who":
             return facts.facts_of(own_federation(self.data, partition, node_config), partition)
         if asked == "join":
@@ -100,19 +99,19 @@ class Half:
     def tasked(self, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
         """Do a task of a run that this node has joined."""
         try:
-            client = partition_of(node_config)
+            client = read_partition(node_config)
             folder = self._folder(str(letter.note.get("run")), client, node_config)
             path = folder / "config.toml"
             if not path.is_file():
                 # The server then asks it to join, before the next exchange.
                 sentence = f"client {client} has not joined this run, or has lost its folder."
-                return lost_letter("unsent", sentence)
+                return make_loss("unsent", sentence)
             run = self._run(path.read_text(), folder, client, node_config)
         except Exception as error:
-            sentence = explained(error)
+            sentence = explain_error(error)
             LOG.error("lost: %s", sentence)
-            return lost_letter("crashed", sentence)
-        answer = worker.answer(run, client, letter)
+            return make_loss("crashed", sentence)
+        answer = worker.answer_letter(run, client, letter)
         if "lost" in answer.note:
             LOG.error("lost: %s", answer.note.get("detail"))
         worker.forget_old_versions(run, client)

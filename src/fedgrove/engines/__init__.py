@@ -1,4 +1,4 @@
-"""Engines: where the work is done. Every engine gives the same answer."""
+"""Engines run the tasks of a run: in this process, in worker processes, on a GPU, over Flower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def names() -> list[str]:
-    """What ``--engine`` takes."""
+    """Return the values of ``--engine``."""
     return ["auto", "batched", "flower", "pool", "serial", "wired"]
 
 
@@ -28,11 +28,17 @@ def choose(
     precision: str = "fp32",
     timeout: float | None = None,
 ) -> Engine:
-    """The engine of that name.
+    """Make an engine.
 
-    ``auto`` stacks clients on a GPU if there is one, otherwise it takes one worker per core.
-    ``precision`` is for the GPU: fp32 in full, with shorter products (tf32), or with bf16
-    activations. A client that has not answered after ``timeout`` seconds is lost.
+    Args:
+        name: A value of ``--engine``. ``auto`` stacks clients on a GPU if there is one; otherwise
+            it starts one worker process per core.
+        device: auto, cpu or cuda.
+        precision: On a GPU: fp32, tf32 (shorter products) or bf16 (bf16 activations).
+        timeout: Seconds after which a task without an answer is lost; None: wait.
+
+    Raises:
+        InputError: An unknown name, or options that the engine or this machine does not support.
     """
     if name not in names():
         raise unknown("engine", name, names())
@@ -65,7 +71,11 @@ def choose(
 
 
 def device_of(device: str, engine: str = "auto") -> str:
-    """cpu or cuda: what was asked for, or what is there."""
+    """Return "cpu" or "cuda": the requested device, or for "auto" the best one here.
+
+    Raises:
+        InputError: CUDA was requested, and this machine or the engine does not support it.
+    """
     if device not in DEVICES:
         raise unknown("device", device, DEVICES)
     has_cuda = torch.cuda.is_available()
@@ -73,12 +83,12 @@ def device_of(device: str, engine: str = "auto") -> str:
     if device == "cuda":
         if not has_cuda:
             raise InputError(
-                "--device cuda was asked for and torch sees no CUDA device here; take --device cpu."
+                "--device is cuda, and torch finds no CUDA device here; use --device cpu."
             )
         if not runs_on_cuda:
             raise InputError(
-                f"--engine {engine} works on the CPU; on CUDA take --engine batched, or leave it "
-                "out."
+                f"--engine {engine} runs on the CPU only; for CUDA use --engine batched, or "
+                "leave --engine out."
             )
         return "cuda"
     if device == "auto" and has_cuda and runs_on_cuda:

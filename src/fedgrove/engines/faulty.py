@@ -1,4 +1,4 @@
-"""An engine around an engine: clients fail or lie as ``--faults`` says (:mod:`..runs.faults`)."""
+"""An engine that makes clients fail or lie, for ``--faults`` (:mod:`..runs.faults`)."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from ..runs.run import Run
 from ..trees import Tree
 from ..wire.message_costs import BroadcastCosts, count_task
 
-NEVER_ASKED = ("crash", "silent")
-"""Faults of clients that do nothing; the inner engine is spared their jobs."""
+WITHOUT_WORK = ("crash", "silent")
+"""Faults of clients that do no work; the inner engine does not get their jobs."""
 
 
 @dataclass(eq=False)
 class Faulty:
-    """The inner engine, but tasks are lost and reports altered where a run's faults hit them."""
+    """Wraps an engine: loses tasks and alters reports according to the faults of their run."""
 
     inner: Engine
 
     @property
     def name(self) -> str:
-        """The inner engine's."""
+        """The name of the inner engine."""
         return self.inner.name
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do the jobs; the answers of some are lost or spoilt on their way."""
+        """Do the jobs; lose or alter the answers of some."""
         broadcasts = BroadcastCosts()
-        # Jobs whose answers are due, with their faults: the inner engine takes more of them ahead
-        # of the answers it gives.
+        # Jobs without an answer yet, with their faults: the inner engine takes jobs ahead of the
+        # answers it gives.
         due: deque[tuple[Job, str | None]] = deque()
 
-        def passed_on() -> Iterator[Job]:
+        def take_working_jobs() -> Iterator[Job]:
             for job in jobs:
                 run, task = job
                 fault = run.faults.hit(run.seed, task)
                 due.append((job, fault))
-                if fault not in NEVER_ASKED:
+                if fault not in WITHOUT_WORK:
                     yield job
 
-        def those_never_asked() -> Iterator[tuple[Job, Answer]]:
-            """What stands first in the queue and was not passed on."""
-            while due and due[0][1] in NEVER_ASKED:
+        def answer_jobs_without_work() -> Iterator[tuple[Job, Answer]]:
+            """Answer the jobs at the head of the queue that the inner engine did not get."""
+            while due and due[0][1] in WITHOUT_WORK:
                 job, fault = due.popleft()
                 if fault == "crash":
                     yield self._crash(job, broadcasts)
 
-        for job, answer in self.inner.map(passed_on()):
-            yield from those_never_asked()
+        for job, answer in self.inner.map(take_working_jobs()):
+            yield from answer_jobs_without_work()
             _, task = job
             is_next = bool(due) and due[0][0][1] is task
             if is_next:
                 _, fault = due.popleft()
                 yield from self._answer(job, answer, fault)
             else:
-                # The inner engine answers out of order, or again: that is not for us to mend.
+                # The inner engine answers out of order or twice; the gate deals with that.
                 yield job, answer
-        yield from those_never_asked()
+        yield from answer_jobs_without_work()
 
     def _crash(self, job: Job, broadcasts: BroadcastCosts) -> tuple[Job, Answer]:
         run, task = job
-        # The task was sent all the same.
+        # The task was sent, so its bytes count.
         cost = {"down": count_task(task, run.method.codec, run.known_state, broadcasts)}
         return job, Lost(task.to, "crashed", f"client {task.to} failed (--faults crash).", cost)
 
@@ -81,11 +81,13 @@ class Faulty:
             yield job, answer
             yield job, answer
         else:
-            yield job, spoilt(answer, run, task, fault)
+            yield job, spoil_report(answer, run, task, fault)
 
     def notes(self, run: Run) -> list[str]:
-        """The inner engine's."""
-        return self.inner.notes(run) if isinstance(self.inner, EngineWithNotes) else []
+        """Return the notes of the inner engine."""
+        if isinstance(self.inner, EngineWithNotes):
+            return self.inner.notes(run)
+        return []
 
     def close(self) -> None:
         """Close the inner engine."""
@@ -93,16 +95,16 @@ class Faulty:
 
 
 def with_faults(engine: Engine, runs: Iterable[Run]) -> Engine:
-    """The engine, with faults where one of the runs has some."""
+    """Return the engine, wrapped in :class:`Faulty` if one of the runs has faults."""
     if any(run.faults.shares for run in runs):
         return Faulty(engine)
     return engine
 
 
-def spoilt(report: Report, run: Run, task: Task, fault: str) -> Any:
-    """The report as a client with this fault would have sent it."""
+def spoil_report(report: Report, run: Run, task: Task, fault: str) -> Any:
+    """Return the report as a client with this fault sends it."""
     if fault == "garbage":
-        # With its cost, as an engine would have counted it.
+        # With its cost, because engines count the bytes of every answer.
         return Garbage(report.cost)
     if fault == "impostor":
         others = (k for k in run.infos if k != report.of)
@@ -113,26 +115,28 @@ def spoilt(report: Report, run: Run, task: Task, fault: str) -> Any:
         return replace(report, memory=f"{task.round}.{task.verb}.0123456789abcdef")
     if fault == "metrics":
         return replace(report, metrics={**report.metrics, "loss": float("nan")})
-    # The other faults are in the packets: a report without any has nothing to spoil.
+    # The other faults are in the packets; a report without packets stays unchanged.
     give = {}
     for name, packet in report.give.items():
         sent = task.send.get(name)
         new_name = f"{name}-renamed" if fault == "rename" else name
-        give[new_name] = _spoilt_packet(packet, sent, fault)
+        give[new_name] = _spoil_packet(packet, sent, fault)
     return replace(report, give=give)
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """What a broken client might send: only its cost is known."""
+    """An answer that is no report, as a broken client may send it."""
 
     cost: Any
 
 
-def _spoilt_packet(packet: Packet, sent: Packet | None, fault: str) -> Packet:
+def _spoil_packet(packet: Packet, sent: Packet | None, fault: str) -> Packet:
     values = packet.values
     if fault in ("scale", "flip"):
-        return replace(packet, values=_lied(values, sent, 1000.0 if fault == "scale" else -1.0))
+        return replace(
+            packet, values=_scale_change(values, sent, 1000.0 if fault == "scale" else -1.0)
+        )
     if fault == "none":
         return replace(packet, values=None)  # type: ignore[arg-type]
     if fault == "mask":
@@ -151,38 +155,38 @@ def _spoilt_packet(packet: Packet, sent: Packet | None, fault: str) -> Packet:
         return Packet({**values, first: leaf.to(torch.complex64)}, packet.mask)
     numbers = {"nan": float("nan"), "inf": float("inf"), "huge": 1e30}
     if fault in numbers:
-        return Packet(_with_number(values, packet, numbers[fault]), packet.mask)
+        return Packet(_set_number(values, packet, numbers[fault]), packet.mask)
     return packet
 
 
-def _lied(values: Tree, sent: Packet | None, factor: float) -> Tree:
-    """The tree with its change, from what was sent, multiplied."""
+def _scale_change(values: Tree, sent: Packet | None, factor: float) -> Tree:
+    """Return the tree with its difference from what was sent multiplied by ``factor``."""
     before = {} if sent is None else sent.values
-    lied = {}
+    scaled = {}
     for name, leaf in values.items():
         if not leaf.is_floating_point():
-            lied[name] = leaf
+            scaled[name] = leaf
         elif name in before:
             change = leaf - before[name]
-            lied[name] = before[name] + factor * change
+            scaled[name] = before[name] + factor * change
         else:
-            lied[name] = factor * leaf
-    return lied
+            scaled[name] = factor * leaf
+    return scaled
 
 
-def _with_number(values: Tree, packet: Packet, number: float) -> Tree:
-    """The tree with ``number`` in one place of each floating-point tensor, inside its mask."""
-    spoilt = {}
+def _set_number(values: Tree, packet: Packet, number: float) -> Tree:
+    """Return the tree with ``number`` as the first value of each floating-point tensor."""
+    changed_tree = {}
     for name, leaf in values.items():
         if not leaf.is_floating_point() or not leaf.numel():
-            spoilt[name] = leaf
+            changed_tree[name] = leaf
             continue
         changed = leaf.clone()
-        # 1e30 is more than 16-bit floats hold: it becomes their largest number.
+        # 1e30 does not fit into 16-bit floats; it becomes their largest number.
         largest = torch.finfo(leaf.dtype).max
         changed.view(-1)[0] = min(number, largest) if number == 1e30 else number
         mask = None if packet.mask is None else packet.mask.get(name)
         if mask is not None:
             changed = trees.apply_mask({name: changed}, {name: mask})[name]
-        spoilt[name] = changed
-    return spoilt
+        changed_tree[name] = changed
+    return changed_tree

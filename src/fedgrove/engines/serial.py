@@ -1,4 +1,4 @@
-"""One client after another, in this process: the reference every other engine must equal."""
+"""The serial engine: one client after another in this process. Other engines must equal it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 
 from ..core import Answer, Job
 from ..wire.message_costs import BroadcastCosts
-from .work import answer
+from .work import do_task
 
 
 @dataclass(eq=False)
 class Serial:
-    """The engine to read first, to debug with, and to compare the others with.
+    """Runs one client after another; the engine to read first and to debug with.
 
-    A client that takes longer than ``timeout`` seconds is lost.
+    The task of a client that takes longer than ``timeout`` seconds is lost.
     """
 
     timeout: float | None = None
     name: str = field(default="serial", init=False)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do each job when its answer is asked for."""
+        """Do each job when the caller takes its answer."""
         broadcasts = BroadcastCosts()
         for job in jobs:
             run, task = job
-            yield job, answer(run, task, broadcasts, self.timeout)
+            yield job, do_task(run, task, broadcasts, self.timeout)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there are no workers."""

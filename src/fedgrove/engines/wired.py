@@ -1,8 +1,8 @@
-"""Serial, but every message becomes bytes and is read back: what a network would carry.
+"""The wired engine: serial, but every message is encoded to bytes and decoded again.
 
-Each side uses only what it sent or received itself. Codecs are lossless, so the results are those
-of :class:`~fedgrove.engines.serial.Serial`, and the bytes are those it counts; but a client that
-lost the masks it held says so, and is sent its task again.
+Each side uses only what it sent or received itself. Codecs are lossless, so the results equal those
+of :class:`~fedgrove.engines.serial.Serial`, and so do the counted bytes. A client that has lost its
+masks requests them, and is sent its task again.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ from ..wire.message_costs import (
     find_masks_known_to_server,
     list_masks_to_remember,
 )
-from .work import CLIENT_FAILURES, crashed, late, perform, unreadable, with_memory
+from .work import CLIENT_FAILURES, lose_crashed, lose_late, lose_unreadable, perform, store_memory
 
 
 @dataclass(eq=False)
 class Wired:
-    """Every task and report through real bytes, one client after another.
+    """Runs one client after another, and sends every task and report as real bytes.
 
-    A client that takes longer than ``timeout`` seconds is lost.
+    The task of a client that takes longer than ``timeout`` seconds is lost.
     """
 
     timeout: float | None = None
     name: str = field(default="wired", init=False)
 
     def __post_init__(self) -> None:
-        # What the clients themselves hold, apart from what the server believes (run.known_state).
+        # What the clients themselves know; run.known_state is what the server assumes they know.
         self._clients: WeakKeyDictionary[Run, dict[int, _Masks]] = WeakKeyDictionary()
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do each job when its answer is asked for."""
+        """Do each job when the caller takes its answer."""
         broadcasts = BroadcastCosts()
         for job in jobs:
             run, task = job
             yield job, self._exchange(run, task, broadcasts)
 
     def _exchange(self, run: Run, task: Task, broadcasts: BroadcastCosts) -> Answer:
-        """A task to its client and the answer back, both as bytes."""
+        """Send a task to its client and the answer back, both as bytes."""
         started = time.monotonic()
         codec = run.method.codec
         spent = Ledger()
         received = self._deliver(run, task, broadcasts, spent)
 
-        # On the client, which goes back to the version of its memory that the header names.
+        # On the client, which starts from the version of its memory that the header names.
         memory = run.memory.read(received.to, received.memory)
         try:
             report, remembered = perform(run, received, memory)
         except CLIENT_FAILURES as error:
-            return replace(crashed(task, error), cost=_cost(spent))
-        outcome = with_memory(run, received, report, remembered)
+            return replace(lose_crashed(task, error), cost=_cost(spent))
+        outcome = store_memory(run, received, report, remembered)
         if isinstance(outcome, Lost):
             return replace(outcome, cost=_cost(spent))
         report = outcome
@@ -87,18 +87,18 @@ class Wired:
             if isinstance(answer, ResendRequest):
                 raise WireError("it is no report.")
         except Exception as error:
-            return replace(unreadable(task, error), cost=_cost(spent))
+            return replace(lose_unreadable(task, error), cost=_cost(spent))
         _check_count("report", report_bytes, up)
         spent.add({"up": up})
         if self.timeout is not None and time.monotonic() - started > self.timeout:
-            return replace(late(task, self.timeout), cost=_cost(spent))
-        # What it computed travels with no message: it is for the clock of a simulation.
+            return replace(lose_late(task, self.timeout), cost=_cost(spent))
+        # `macs` is in no message: only the clock of a simulation needs it.
         return replace(answer, cost=_cost(spent), macs=report.macs)
 
     def _deliver(self, run: Run, task: Task, broadcasts: BroadcastCosts, spent: Ledger) -> Task:
-        """The task as its client reads it; a client that lacks a mask says so, and gets it whole.
+        """Return the task as its client reads it; a client that lacks a mask requests it.
 
-        What either side sends is added to ``spent``.
+        The bytes that either side sends are added to ``spent``.
         """
         codec = run.method.codec
         masks = self._masks_of(run, task)
@@ -106,17 +106,17 @@ class Wired:
             return masks.receive(_send(run, task, broadcasts, spent), codec)
         except UnknownMask as error:
             lacks_bytes = write_resend_request(ResendRequest(task.to, error.packets), codec)
-        # On the server, which learns that it was wrong about the client; then nothing is sure.
+        # On the server: it was wrong about this client, so it forgets all that it assumed.
         spent.add({"up": {"header": len(lacks_bytes)}})
         assert isinstance(read_answer(lacks_bytes, codec), ResendRequest)
         run.known_state.forget(task.to)
         return masks.receive(_send(run, task, broadcasts, spent), codec)
 
     def _masks_of(self, run: Run, task: Task) -> _Masks:
-        """What the client of a task holds.
+        """Return the masks that the client of a task knows.
 
-        The clients of a run that is resumed are new here, where real ones would have kept their
-        masks: these start with what the checkpoint says of them.
+        Real clients keep their masks while a run is stopped. The simulated clients of a resumed run
+        start with the masks in its checkpoint.
         """
         clients = self._clients.setdefault(run, {})
         masks = clients.setdefault(task.to, _Masks())
@@ -129,29 +129,33 @@ class Wired:
         return masks
 
     def restart(self, run: Run, client: int) -> None:
-        """A client starts anew: the masks that it held are gone, and nobody tells the server."""
+        """Let a client lose its masks without telling the server, as after a restart."""
         self._clients.setdefault(run, {})[client] = _Masks(restarted=True)
 
     def close(self) -> None:
-        """Forget what clients hold."""
+        """Forget the masks of all clients."""
         self._clients.clear()
 
 
 @dataclass
 class _Masks:
-    """What a client holds itself: the mask of the last packet of each name, and its digest."""
+    """The masks that a client knows: of the last packet of each name, with its digest."""
 
     restarted: bool = False
     by_packet: dict[str, tuple[bytes, StoredMask]] = field(default_factory=dict)
 
     def keep(self, packet: str, known: KnownMask) -> None:
-        """Hold a mask in place of the last one."""
+        """Replace the last mask of a packet."""
         if packet in self.by_packet and self.by_packet[packet][0] == known.digest:
             return
         self.by_packet[packet] = (known.digest, StoredMask.of(known.mask))
 
     def receive(self, data: bytes, codec: Codec) -> Task:
-        """Read a task and keep its masks; raises NotHeld if it refers to others."""
+        """Read a task and keep its masks.
+
+        Raises:
+            UnknownMask: It refers to a mask that this client does not know.
+        """
         known = {}
         for name, (digest, contents) in self.by_packet.items():
             known[name] = KnownMask(contents.mask(), digest)
@@ -164,9 +168,9 @@ class _Masks:
 
 
 def _send(run: Run, task: Task, broadcasts: BroadcastCosts, spent: Ledger) -> bytes:
-    """A task as the server writes it."""
+    """Return a task as bytes, and add them to ``spent``."""
     codec = run.method.codec
-    # What is known is looked up before `count_task` notes the masks as held.
+    # Looked up before `count_task` notes the task's masks as known.
     data = write_task(task, codec, find_masks_known_to_client(task, codec, run.known_state))
     down = count_task(task, codec, run.known_state, broadcasts)
     _check_count("task", data, down)
@@ -175,7 +179,7 @@ def _send(run: Run, task: Task, broadcasts: BroadcastCosts, spent: Ledger) -> by
 
 
 def _check_count(what: str, data: bytes, cost: Mapping[str, int]) -> None:
-    """The bytes counted must be the bytes written."""
+    """Raise if the counted bytes are not the written bytes."""
     counted = sum(cost.values())
     if counted != len(data):
         raise EngineError(f"a {what} of {len(data)} bytes was counted as {counted} bytes.")

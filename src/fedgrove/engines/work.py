@@ -1,4 +1,4 @@
-"""One client's work, stage by stage: the same function in this process or in a worker."""
+"""The work of one client, stage by stage. Every engine on a CPU calls :func:`perform`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,17 @@ from ..wire.codec import CostByPart
 from ..wire.message_costs import NO_COSTS, BroadcastCosts, count_report, count_task
 
 
-def initial_carry(
+def make_carry(
     task: Task, memory: Mapping[str, Tree], dtype: torch.dtype, marks: Tree | None = None
 ) -> Carry:
-    """The carry a task starts with (see :mod:`fedgrove.core`); ``marks`` are its "client"."""
+    """Return the carry that a task starts with (see :mod:`fedgrove.core`).
+
+    Args:
+        task: The task.
+        memory: The trees that the client remembers.
+        dtype: The type of the task's numbers.
+        marks: ``carry["client"]``: the client's labels and task, if it has them.
+    """
     carry: Carry = dict(memory)
     # After the memory: a packet wins over a remembered tree of the same name.
     for name, packet in task.send.items():
@@ -64,32 +71,32 @@ def initial_carry(
 
 
 LONGEST_LINE = 300
-"""Letters of an error that are kept."""
+"""At most this many characters of an error message are kept."""
 CLIENT_FAILURES = (Exception, SystemExit, GeneratorExit)
-"""What a client's work may end with and cost its own task only. Ctrl-C is not among them."""
+"""Errors in a client's work that only lose its own task. Ctrl-C is not one of them."""
 
 
-def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
+def do_task(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
     """Do a task in this process, from the client's memory to the bytes of its report."""
     started = time.monotonic()
     memory = run.memory.read(task.to, task.memory)
     try:
         # Copies: work that changes what it was sent, in place, must not change the server's model.
-        report, remembered = perform(run, _copied(task), memory)
+        report, remembered = perform(run, _copy_task(task), memory)
     except CLIENT_FAILURES as error:
-        outcome: Answer = crashed(task, error)
+        outcome: Answer = lose_crashed(task, error)
     else:
-        outcome = with_memory(run, task, report, remembered)
+        outcome = store_memory(run, task, report, remembered)
     took_too_long = timeout is not None and time.monotonic() - started > timeout
-    counted = with_cost(run, task, outcome, broadcasts)
+    counted = add_cost(run, task, outcome, broadcasts)
     if timeout is not None and took_too_long:
-        # The work cannot be interrupted here: it is lost once it is done, and its reply paid for.
-        return replace(late(task, timeout), cost=counted.cost)
+        # The work cannot be interrupted here. It is dropped after it is done, and its reply counts.
+        return replace(lose_late(task, timeout), cost=counted.cost)
     return counted
 
 
-def _copied(task: Task) -> Task:
-    """The task with packets of its own, as a client gets it that is somewhere else."""
+def _copy_task(task: Task) -> Task:
+    """Return the task with copies of its packets, as a client on another machine gets it."""
     send = {}
     for name, packet in task.send.items():
         values = {k: v.clone() for k, v in packet.values.items()}
@@ -100,34 +107,39 @@ def _copied(task: Task) -> Task:
     return replace(task, send=send)
 
 
-def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Answer:
-    """The report, once what the client remembers is written as a new version.
+def store_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Answer:
+    """Write what the client remembers as a new version; return the report with its name.
 
-    It counts when the round loop accepts the report, not before.
+    The version is used only after the round loop has accepted the report.
     """
     if not remembered:
         return report
     try:
         version = run.memory.write(task.to, task.round, task.verb, remembered, task.memory)
     except (FedgroveError, OSError):
-        # A full disk is not the client's fault, and ends the run.
+        # A full disk is not the client's fault; it ends the run.
         raise
     except Exception as error:
-        # Such as a tree that is none.
-        return crashed(task, error)
+        # For example, the method returned something else than a tree.
+        return lose_crashed(task, error)
     return replace(report, memory=version)
 
 
-def with_cost(
+def add_cost(
     run: Run,
     task: Task,
     outcome: Answer,
     broadcasts: BroadcastCosts,
     counted: Mapping[str, CostByPart] = NO_COSTS,
 ) -> Answer:
-    """The answer with what its messages cost; a report that cannot be written is lost.
+    """Return the answer with the bytes of its messages; a report that cannot be encoded is lost.
 
-    ``counted``: what some of its packets take, where that is known.
+    Args:
+        run: The run.
+        task: The task.
+        outcome: The answer.
+        broadcasts: The costs of packets that go to several clients.
+        counted: The costs of packets of the report that are already known.
     """
     down = count_task(task, run.method.codec, run.known_state, broadcasts)
     if isinstance(outcome, Lost):
@@ -135,41 +147,46 @@ def with_cost(
     try:
         up = count_report(task, outcome, run.method.codec, run.known_state, counted)
     except Exception as error:
-        return replace(unreadable(task, error), cost={"down": down})
+        return replace(lose_unreadable(task, error), cost={"down": down})
     return replace(outcome, cost={"down": down, "up": up})
 
 
 # ---- why a task is lost --------------------------------------------------------------------------
 
 
-def crashed(task: Task, error: BaseException) -> Lost:
+def lose_crashed(task: Task, error: BaseException) -> Lost:
     """The client's work ended with an error."""
-    return Lost(task.to, "crashed", f"client {task.to} could not {task.verb}: {explained(error)}")
+    return Lost(
+        task.to, "crashed", f"client {task.to} could not {task.verb}: {explain_error(error)}"
+    )
 
 
-def unreadable(task: Task, error: BaseException) -> Lost:
-    """The reply could not be written as bytes, or read."""
-    sentence = f"the reply of client {task.to} cannot be read: {explained(error)}"
+def lose_unreadable(task: Task, error: BaseException) -> Lost:
+    """Return the loss of a task whose reply could not be encoded or read."""
+    sentence = f"the reply of client {task.to} cannot be read: {explain_error(error)}"
     return Lost(task.to, "unreadable", sentence)
 
 
-def late(task: Task, timeout: float) -> Lost:
-    """There was no answer in time."""
+def lose_late(task: Task, timeout: float) -> Lost:
+    """Return the loss of a task that was not answered in time."""
     return Lost(task.to, "late", f"client {task.to} did not answer within {timeout:g} s.")
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, in one line that is not too long."""
+    """Return the first line of an error's message, shortened if it is long."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
-        return "an error that cannot say what it is"
+        return "an error without a readable message"
     line = lines[0] if lines else ""
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."
 
 
-def explained(error: BaseException) -> str:
-    """An error as a sentence; with the place where it was raised, unless fedgrove meant it."""
+def explain_error(error: BaseException) -> str:
+    """Return an error as a sentence, with the line of code that raised it.
+
+    fedgrove's own errors are sentences already and need no line of code.
+    """
     text = _first_line(error).rstrip(".")
     if isinstance(error, FedgroveError):
         return f"{text}."
@@ -182,87 +199,104 @@ def explained(error: BaseException) -> str:
 
 
 def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, Mapping[str, Tree]]:
-    """Do a task: the report, and what the client remembers from now on (empty if unchanged)."""
+    """Do the work of a task.
+
+    Args:
+        run: The run.
+        task: The task.
+        memory: The trees that the client remembers.
+
+    Returns:
+        The report, and the trees that the client remembers now; no trees if nothing changed.
+    """
     client = run.client(task, dict(memory))
-    outcome, computed = do_stages(run, task, client)
-    remembered = all_remembered(task, memory, outcome)
+    outcome, computed = run_stages(run, task, client)
+    remembered = merge_memory(task, memory, outcome)
     macs = 0
     for stage, per_example in computed:
-        macs += per_example * examples_seen(run, stage, client)
+        macs += per_example * count_examples(run, stage, client)
     report = Report(task.to, outcome.give, client.info.examples, outcome.metrics, macs=macs)
     return report, remembered
 
 
 Computed = list[tuple[Train | Measure, int]]
-"""The stages that compute, each with its multiply-accumulates per example."""
+"""The Train and Measure stages of a task, each with its multiply-accumulates per example."""
 
 
-def do_stages(run: Run, task: Task, client: Client) -> tuple[Outcome, Computed]:
-    """All stages of a task: what leaves the client, and what it computed."""
+def run_stages(run: Run, task: Task, client: Client) -> tuple[Outcome, Computed]:
+    """Run all stages of a task; return the outcome, and what was computed."""
     dtype = next(iter(run.params.values())).dtype
-    carry = initial_carry(task, client.memory, dtype, run.marks(client))
+    carry = make_carry(task, client.memory, dtype, run.marks(client))
     outcome = Outcome()
     computed: Computed = []
-    # What is protected is the change of what was sent, which work might alter in place.
-    received = _copied(task) if run.privacy else task
+    # Privacy protects the difference from what was sent, and work may change that in place.
+    received = _copy_task(task) if run.privacy else task
     with single_thread(), preserve_rng():
-        for number, stage in numbered(run.work(task.verb)):
+        for number, stage in number_stages(run.work(task.verb)):
             if isinstance(stage, Train | Measure):
-                carry, per_example = worked(run, stage, carry, client, number)
+                carry, per_example = run_stage(run, stage, carry, client, number)
                 computed.append((stage, per_example))
             elif isinstance(stage, Edit):
                 carry = stage.f(carry, client)
             elif isinstance(stage, Give):
-                outcome = given(run, received, stage, carry, client)
+                outcome = finish_work(run, received, stage, carry, client)
     return outcome, computed
 
 
-def given(run: Run, task: Task, stage: Give, carry: Carry, client: Client) -> Outcome:
-    """What leaves a client, and what it remembers; with ``--privacy`` clipped and noised."""
+def finish_work(run: Run, task: Task, stage: Give, carry: Carry, client: Client) -> Outcome:
+    """Run the last stage; with ``--privacy`` clip what leaves the client and add noise."""
     outcome = stage.f(carry, client)
     if run.privacy is None:
         return outcome
     return protect(run, task, stage.expected(task, run.net), outcome, client)
 
 
-def all_remembered(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:
-    """What a client remembers after its work, also from before; empty if it is as it was."""
+def merge_memory(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:
+    """Return all that a client remembers after its work; nothing if its memory did not change."""
     if not outcome.memory:
         return {}
-    # The scoring itself keeps a model.
+    # Scoring itself keeps a model under a reserved name.
     if task.verb not in SCORING_VERBS:
         check_names(outcome.memory, "a memory")
     return {**memory, **outcome.memory}
 
 
-def worked(
+def run_stage(
     run: Run, stage: Train | Measure, carry: Carry, client: Client, number: int
 ) -> tuple[Carry, int]:
-    """A Train or Measure stage, the ``number``-th of its kind; torch's generator is moved.
+    """Run a Train or Measure stage. This reseeds torch's global generator.
 
-    Beside the carry: the multiply-accumulates that it took for one example.
+    Args:
+        run: The run.
+        stage: The stage.
+        carry: The carry before the stage.
+        client: The client.
+        number: The position of the stage among those of its kind; its seed depends on it.
+
+    Returns:
+        The carry after the stage, and its multiply-accumulates for one example.
     """
     net = run.net_named(stage.net)
     if isinstance(stage, Train):
-        # Dropout draws from torch's global generator, seeded anew per stage: the same bits in any
-        # process.
+        # Dropout draws from torch's global generator. It is reseeded for each stage, so that every
+        # process draws the same bits.
         torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
-        result = trained(net, stage, carry, local.epochs(net, stage, client, number))
-        # Found before, and remembered.
+        result = train_shrunk(net, stage, carry, local.epochs(net, stage, client, number))
+        # Cached: training has just looked it up.
         thin = find_small_net(net, carry.get(stage.mask_name))
-        return result, macs_per_example(net, stage, thin)
+        return result, count_macs(net, stage, thin)
     # Most networks draw nothing in eval mode. One that does must not depend on what was drawn
     # before, in this process or another.
     torch.default_generator.manual_seed(seeds.derive(client.seed, "measure", number))
-    measured = _measured(run, stage, carry, client, number)
-    return {**carry, stage.name: measured}, macs_per_example(net, stage, None)
+    measured = _sum_batches(run, stage, carry, client, number)
+    return {**carry, stage.name: measured}, count_macs(net, stage, None)
 
 
-def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
-    """A Train stage; under a mask that removes whole channels it runs on the smaller net.
+def train_shrunk(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
+    """Run a Train stage; if the mask removes whole channels, train the smaller network.
 
-    The same result as training masked, but for the order of sums; dropout draws fewer bits, and
-    agrees in distribution.
+    The result equals that of masked training up to the order of sums. Dropout draws fewer bits, so
+    with dropout only the distribution is equal.
     """
     thin = find_small_net(net, carry.get(stage.mask_name))
     if thin is None:
@@ -271,11 +305,11 @@ def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> C
     return {**carry, stage.end: thin.widen(small[stage.end]), "aux": thin.widen(small["aux"])}
 
 
-def macs_per_example(net: Net, stage: Train | Measure, thin: SmallNet | None) -> int:
-    """The multiply-accumulates of a stage for one example, each time that it is seen.
+def count_macs(net: Net, stage: Train | Measure, thin: SmallNet | None) -> int:
+    """Count the multiply-accumulates of a stage for one example in one epoch.
 
-    Of training, those of the net that is really trained, ``thin`` where there is one; a Measure
-    runs in full width. Frozen layers count once: nothing goes back through those in front.
+    Training counts the network that is really trained, which is ``thin`` if there is one. Measuring
+    runs at full width. Frozen layers count once, because no gradient goes back through them.
     """
     if isinstance(stage, Train):
         forward = net.layout.macs if thin is None else thin.macs(net.layout)
@@ -288,24 +322,24 @@ def macs_per_example(net: Net, stage: Train | Measure, thin: SmallNet | None) ->
     return passes * net.layout.macs
 
 
-def examples_seen(run: Run, stage: Train | Measure, client: Client) -> int:
-    """How many examples a stage works on; each counts anew in every epoch."""
-    over, epochs = pass_of(run.nets[stage.net], stage)
+def count_examples(run: Run, stage: Train | Measure, client: Client) -> int:
+    """Count the examples that a stage sees; each counts once per epoch."""
+    over, epochs = find_pass(run.nets[stage.net], stage)
     return epochs * over.seen(len(getattr(client.data, over.split)))
 
 
-def pass_of(net: Net, stage: Train | Measure) -> tuple[Batches, int]:
-    """Which examples a stage goes through, and how often."""
+def find_pass(net: Net, stage: Train | Measure) -> tuple[Batches, int]:
+    """Return which examples a stage sees, and in how many epochs."""
     if isinstance(stage, Train):
         return local.batches_of(net, stage), local.recipe(stage).epochs
     return stage.over, 1
 
 
-def numbered(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
-    """Stages with their position among those of their kind, which seeds depend on.
+def number_stages(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
+    """Yield each stage with its position among those of its kind, which seeds depend on.
 
-    So an additional Edit does not change what a Train draws: a method with its features off is
-    FedAvg to the bit.
+    An additional Edit therefore does not change what a Train stage draws: a method with its
+    features off equals FedAvg to the bit.
     """
     seen: Counter[type[Stage]] = Counter()
     for stage in stages:
@@ -313,8 +347,8 @@ def numbered(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
         seen[type(stage)] += 1
 
 
-def _measured(run: Run, stage: Measure, carry: Carry, client: Client, number: int) -> Tree:
-    """The sum over batches; empty if there are none."""
+def _sum_batches(run: Run, stage: Measure, carry: Carry, client: Client, number: int) -> Tree:
+    """Return the sum over batches; an empty tree if there are none."""
     total: Tree | None = None
     with torch.no_grad():
         for batch in client.batches(stage.over, number):

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedgrove import nets
 from fedgrove.core import Batch, ClientInfo, Measure
-from fedgrove.engines.work import macs_per_example
+from fedgrove.engines.work import count_macs
 from fedgrove.errors import InputError, UnfitError
 from fedgrove.methods.fedlayerprune.fisher import GradientVariance, HessianTrace
 from fedgrove.methods.fedlayerprune.rates import (
@@ -208,7 +208,7 @@ def test_what_measures_take_is_counted(part) -> None:
     stage = Measure("it", part.of(CrossEntropy()))
     with FlopCounterMode(display=False) as counted:
         stage.f(net, net.params(), batch, {})
-    claimed = 2 * 4 * macs_per_example(net, stage, None)
+    claimed = 2 * 4 * count_macs(net, stage, None)
     assert 0.8 < counted.get_total_flops() / claimed <= 1.02
 
 

@@ -56,8 +56,8 @@ from ...wire.message_costs import (
 from ...wire.tensors import AllowedForms
 from ..pool import shared
 from ..pool.engine import cores, default_start
-from ..pool.message import Indices, packets_of, trees_of
-from ..pool.worker import choose_signals, end_with, signals_held
+from ..pool.message import Indices, list_trees, rebuild_packets
+from ..pool.worker import delay_signals, exit_after, set_signals
 from .jobs import ClientJob
 
 MAX_PROCESSES = 8
@@ -116,7 +116,7 @@ class PackedRequest(NamedTuple):
     @property
     def room(self) -> int:
         """Bytes in all, rounded up, so that the next request is aligned too."""
-        return shared.aligned(self.size + len(self.order))
+        return shared.align(self.size + len(self.order))
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ def _pack_request(
         large = {name: packet for name, packet in packets.items() if _is_large(packet)}
         if not large:
             return None
-        indices, forest = trees_of(large)
+        indices, forest = list_trees(large)
         known_masks = []
         for name in large:
             known_mask = known.get(name)
@@ -499,7 +499,7 @@ def _start() -> Worker:
     memory = mmap.mmap(-1, SHARED_BYTES)
     process = context.Process(target=serve, args=(worker_end, memory, os.getpid()), daemon=True)
     # The process sets its own signal handlers before it gets a signal.
-    with signals_held(), worker_end:
+    with delay_signals(), worker_end:
         process.start()
     return Worker(process, own_end, memory, os.getpid())
 
@@ -509,9 +509,9 @@ def _start() -> Worker:
 
 def serve(pipe: Connection, memory: mmap.mmap, owner: int) -> None:
     """Answer requests until the pipe closes."""
-    choose_signals()
+    set_signals()
     _close_all_but(pipe.fileno())
-    threading.Thread(target=end_with, args=(owner,), daemon=True).start()
+    threading.Thread(target=exit_after, args=(owner,), daemon=True).start()
     torch.set_num_threads(1)
     # Existing objects stay, and the collector must not copy shared pages by visiting them.
     gc.freeze()
@@ -550,7 +550,7 @@ def _costs(order_bytes: bytes, buffer: Tensor) -> dict[str, CostByPart] | None:
         known = {name: KnownMask(forest[i], digest) for name, i, digest in order.known}
         codec = DescribedCodec(order.allow)
         costs: dict[str, CostByPart] = {}
-        for name, packet in packets_of(order.packets, forest).items():
+        for name, packet in rebuild_packets(order.packets, forest).items():
             costs[name] = dict(codec.cost(packet, known.get(name)))
         return costs
     except Exception:

@@ -67,14 +67,14 @@ from ...seeds import use_threads
 from ...wire.message_costs import BroadcastCosts
 from ..work import (
     CLIENT_FAILURES,
-    all_remembered,
-    crashed,
-    explained,
-    given,
-    initial_carry,
-    numbered,
-    with_cost,
-    with_memory,
+    add_cost,
+    explain_error,
+    finish_work,
+    lose_crashed,
+    make_carry,
+    merge_memory,
+    number_stages,
+    store_memory,
 )
 from .convolution import has_triton
 from .counting import (
@@ -244,7 +244,7 @@ class Batched:
         ):
             if self.count_bytes:
                 # Here, in job order: what a client already has decides what it is sent.
-                answer = with_cost(job.run, job.task, answer, sent, costs)
+                answer = add_cost(job.run, job.task, answer, sent, costs)
             yield (job.run, job.task), answer
 
     def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> ClientJob:
@@ -259,12 +259,12 @@ class Batched:
         except Exception as error:
             # Its data could not be made, so none of its stages runs.
             nobody = Client(task.to, ClientInfo(0), NO_DATA, memory, run.net, run.params, seed=0)
-            return ClientJob(run, task, nobody, {}, works[work_key], lost=crashed(task, error))
+            return ClientJob(run, task, nobody, {}, works[work_key], lost=lose_crashed(task, error))
         try:
-            carry = initial_carry(task, memory, dtype, run.marks(client))
+            carry = make_carry(task, memory, dtype, run.marks(client))
         except Exception as error:
             # For example settings of a task that are not numbers.
-            return ClientJob(run, task, client, {}, works[work_key], lost=crashed(task, error))
+            return ClientJob(run, task, client, {}, works[work_key], lost=lose_crashed(task, error))
         return ClientJob(run, task, client, carry, works[work_key])
 
     def _make_answer(self, job: ClientJob) -> Answer:
@@ -280,17 +280,17 @@ class Batched:
                 outcome.metrics,
                 macs=job.macs,
             )
-            remembered = all_remembered(job.task, job.client.memory, outcome)
+            remembered = merge_memory(job.task, job.client.memory, outcome)
         except Exception as error:
             # For example a last stage that returns no outcome.
-            return crashed(job.task, error)
-        return with_memory(job.run, job.task, report, remembered)
+            return lose_crashed(job.task, error)
+        return store_memory(job.run, job.task, report, remembered)
 
     # ---- which jobs go together ------------------------------------------------------------------
 
     def _make_work(self, run: Run, verb: str) -> Work:
         """Return the stages of a verb, and the key of the jobs that can be done together."""
-        stages = tuple(numbered(run.work(verb)))
+        stages = tuple(number_stages(run.work(verb)))
         templates: list[tuple[Any, tuple[float, ...]]] = []
         for _, stage in stages:
             # Edit and Give are not stacked: only their place among the stages must agree.
@@ -434,12 +434,12 @@ class Batched:
         """
         # Too little memory is no fault of the client's work, and an exit is intended.
         if isinstance(failure, EngineError) or not isinstance(failure, Exception):
-            job.lost = crashed(job.task, failure)
+            job.lost = lose_crashed(job.task, failure)
             return
         # Its multiply-accumulates were counted when the stack was made.
         run_alone(job, number)
         if job.lost is None:
-            self._not_stacked[job.work.key, number] = explained(failure)
+            self._not_stacked[job.work.key, number] = explain_error(failure)
             self._note_unstacked(job, number)
 
     def _run_unstacked(self, job: ClientJob, number: int) -> None:
@@ -595,9 +595,9 @@ def _run_edit_or_give(job: ClientJob, number: int) -> None:
         if isinstance(stage, Edit):
             job.carry = stage.f(job.carry, job.client)
         elif isinstance(stage, Give):
-            job.outcome = given(job.run, job.task, stage, job.carry, job.client)
+            job.outcome = finish_work(job.run, job.task, stage, job.carry, job.client)
     except CLIENT_FAILURES as error:
-        job.lost = crashed(job.task, error)
+        job.lost = lose_crashed(job.task, error)
 
 
 def count_fitting_clients(per_client: int, free: int, share: float = MEMORY_SHARE) -> int:

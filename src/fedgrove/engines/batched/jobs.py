@@ -19,7 +19,7 @@ from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
 from ...runs.run import Run
 from ...seeds import single_thread
 from ...trees import Tree
-from ..work import CLIENT_FAILURES, crashed, examples_seen, macs_per_example, pass_of, worked
+from ..work import CLIENT_FAILURES, count_examples, count_macs, find_pass, lose_crashed, run_stage
 
 WIDTH_CLASSES = 4
 """Clients train together if they keep about the same share of channels, in this many classes.
@@ -84,7 +84,7 @@ def split_into_stacks(
             key = list_shapes(job.carry, shapes)
             job.macs += _count_macs(job, stage)
         except Exception as error:
-            job.lost = crashed(job.task, error)
+            job.lost = lose_crashed(job.task, error)
             continue
         any_width.setdefault(key, []).append(job)
     stacks: list[list[ClientJob]] = []
@@ -116,15 +116,15 @@ def _split_by_width(jobs: Sequence[ClientJob]) -> list[list[ClientJob]]:
 def is_little_work(jobs: Sequence[ClientJob], stage: Train | Measure) -> bool:
     """Return whether a step of all these clients, in full width, is too little for a GPU."""
     net = jobs[0].run.nets[stage.net]
-    batches, _ = pass_of(net, stage)
-    macs = len(jobs) * batches.size * macs_per_example(net, stage, None)
+    batches, _ = find_pass(net, stage)
+    macs = len(jobs) * batches.size * count_macs(net, stage, None)
     return macs <= LITTLE_WORK
 
 
 def _count_macs(job: ClientJob, stage: Train | Measure) -> int:
     """Count the multiply-accumulates of a stage in the client's own width, not the stack's."""
-    per_example = macs_per_example(job.run.nets[stage.net], stage, job.thin)
-    return per_example * examples_seen(job.run, stage, job.client)
+    per_example = count_macs(job.run.nets[stage.net], stage, job.thin)
+    return per_example * count_examples(job.run, stage, job.client)
 
 
 def width_class(thin: SmallNet | None) -> int:
@@ -179,11 +179,11 @@ def run_alone(job: ClientJob, number: int) -> int:
     assert isinstance(stage, Train | Measure)
     try:
         with single_thread():
-            job.carry, per_example = worked(job.run, stage, job.carry, job.client, place)
+            job.carry, per_example = run_stage(job.run, stage, job.carry, job.client, place)
     except CLIENT_FAILURES as error:
-        job.lost = crashed(job.task, error)
+        job.lost = lose_crashed(job.task, error)
         return 0
-    return per_example * examples_seen(job.run, stage, job.client)
+    return per_example * count_examples(job.run, stage, job.client)
 
 
 # ---- stages as templates -------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""The server's half: tasks over a Flower Grid, and the answers that come back.
+"""The server side of the flower engine: sends tasks over a Flower Grid and collects the answers.
 
-The Grid may be Flower's simulation, a SuperLink with nodes all over the world, or a loop in this
-process; Flower decides behind it. Clients go by their partition, never by a node's number, which is
-another one in every run; a reply goes by the message that it answers. Time is measured by a clock
-that nobody can put forward or back, and who has not answered after ``timeout`` seconds is lost.
+The Grid may be Flower's simulation, a SuperLink with nodes on other machines, or a loop in this
+process. Clients are identified by their partition, because the id of a node differs from run to
+run. A reply is identified by the message that it answers. Times come from a monotonic clock, and
+tasks without an answer after ``timeout`` seconds are lost.
 """
 
 from __future__ import annotations
@@ -21,31 +21,35 @@ from ...wire.codec import KnownMask
 from ...wire.ledger import Ledger
 from ...wire.message import ResendRequest, read_answer
 from ...wire.message_costs import BroadcastBytes, encode_task, find_masks_known_to_server
-from ..work import explained, late, unreadable
+from ..work import explain_error, lose_late, lose_unreadable
 from . import messages
-from .letter import Letter, codec_name, cost_of
-from .messages import Head
+from .messages import Head, Letter, name_codec, read_cost
 
 WINDOW = 256
-"""So many tasks are on their way at a time: the server's memory must not grow with the clients."""
+"""At most this many tasks are open at a time, so that memory does not grow with the clients."""
 SHORTEST_WAIT = 0.005
 LONGEST_WAIT = 1.0
-"""Seconds between two looks for replies; in between, a tenth of the time since there was one."""
+"""Limits of the seconds between two requests for replies (:class:`_Patience`)."""
 GONE = (3, 4, 5)
 """Flower's codes for a message, a reply or a node that is no longer there."""
 
 
 def nothing() -> None:
-    """A check that finds nothing wrong."""
+    """Check nothing."""
 
 
 @dataclass(eq=False)
 class Flower:
-    """An engine over a Grid that somebody else opened, and closes.
+    """Runs tasks on the nodes of a Grid, which the caller opens and closes.
 
-    ``nodes()`` says, before each exchange, which node has which partition; ``name_of`` a run, by
-    what name nodes know it. ``check`` is called while the engine waits, and raises where waiting is
-    in vain.
+    Args:
+        grid: Flower's Grid.
+        nodes: Returns the node of each partition; called before each exchange.
+        name_of: Returns the name by which nodes know a run.
+        timeout: Seconds after which a task without an answer is lost; None: wait.
+        window: At most this many tasks are open at a time.
+        check: Called while the engine waits; raises if waiting is useless.
+        note_loss: Called with the node and the loss of every lost task.
     """
 
     grid: Any
@@ -55,15 +59,14 @@ class Flower:
     window: int = WINDOW
     check: Callable[[], None] = nothing
     note_loss: Callable[[int, Lost], None] | None = None
-    """Told of every node whose task was lost."""
     name: str = field(default="flower", init=False)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Send the tasks, as many at a time as the window has room for; answers in job order."""
+        """Send the tasks, at most ``window`` at a time; yield the answers in job order."""
         waiting = iter(jobs)
         nodes = self.nodes()
         sent = BroadcastBytes()
-        # In job order; those in the middle may have their answers already.
+        # In job order; later ones may be answered before the first.
         window: deque[_Exchange] = deque()
         patience = _Patience()
         while True:
@@ -78,13 +81,13 @@ class Flower:
                 return
             if window[0].answer is not None:
                 first = window.popleft()
-                yield first.job, self._told(first)
+                yield first.job, self._finish(first)
                 continue
             self._collect([e for e in window if e.answer is None], sent, patience)
 
-    def _told(self, exchange: _Exchange) -> Answer:
-        """The answer with what its messages cost."""
-        answer = exchange.paid()
+    def _finish(self, exchange: _Exchange) -> Answer:
+        """Return the answer with the bytes of its messages; report a loss."""
+        answer = exchange.answer_with_cost()
         if isinstance(answer, Lost) and exchange.node is not None and self.note_loss is not None:
             self.note_loss(exchange.node, answer)
         return answer
@@ -98,21 +101,21 @@ class Flower:
             return
         codec = run.method.codec
         head, packets, cost = encode_task(task, codec, run.known_state, sent)
-        letter = Letter(head, packets, codec_name(codec), {"run": self.name_of(run)})
+        letter = Letter(head, packets, name_codec(codec), {"run": self.name_of(run)})
         exchange.spent.add({"down": cost})
         exchange.since = time.monotonic()
         exchange.message = push(
-            self.grid, messages.task_message(letter, exchange.node, self.timeout)
+            self.grid, messages.make_task_message(letter, exchange.node, self.timeout)
         )
         if exchange.message is None:
             sentence = (
-                f"the task of client {task.to}, {letter.length} bytes, could not be sent: the "
-                "SuperLink takes no message as large, or does not know the node."
+                f"the task of client {task.to}, {letter.length} bytes, could not be sent: it is "
+                "too large for the SuperLink, or the SuperLink does not know the node."
             )
             exchange.answer = Lost(task.to, "unsent", sentence)
 
     def _collect(self, waiting: list[_Exchange], sent: BroadcastBytes, patience: _Patience) -> None:
-        """Take in the replies that are there; wait a little if there are none."""
+        """Handle the replies that have arrived; wait a little if there are none."""
         by_message = {e.message: e for e in waiting if e.message is not None}
         replies = pull(self.grid, by_message)
         for message, reply in replies:
@@ -121,7 +124,7 @@ class Flower:
             now = time.monotonic()
             for exchange in waiting:
                 if exchange.answer is None and now - exchange.since > self.timeout:
-                    exchange.answer = late(exchange.job[1], self.timeout)
+                    exchange.answer = lose_late(exchange.job[1], self.timeout)
         if replies:
             patience.renew()
             return
@@ -129,41 +132,41 @@ class Flower:
         patience.wait()
 
     def _take(self, exchange: _Exchange, reply: Any, sent: BroadcastBytes) -> None:
-        """A reply: a report, why there is none, or that the client lacks a mask to read it."""
+        """Handle a reply: a report, a loss, or the request for a mask that the client lacks."""
         run, task = exchange.job
         if reply.has_error():
-            exchange.answer = lost_by_error(task, reply.error)
+            exchange.answer = lose_by_error(task, reply.error)
             return
         try:
-            letter = messages.letter_of(reply.content)
+            letter = messages.read_letter(reply.content)
             if "lost" in letter.note:
-                exchange.answer = _as_said(task, letter)
+                exchange.answer = _read_loss(task, letter)
                 return
-            # It came, and was paid for, whatever it holds.
-            exchange.spent.add({"up": cost_of(letter)})
+            # Its bytes arrived and count, whatever they contain.
+            exchange.spent.add({"up": read_cost(letter)})
             answer = _read(run, task, letter)
         except Exception as error:
-            # A stranger's bytes; whatever is wrong with them is wrong with this reply alone.
-            exchange.answer = unreadable(task, error)
+            # Bytes from outside: an error in them concerns this reply only.
+            exchange.answer = lose_unreadable(task, error)
             return
         if not isinstance(answer, ResendRequest):
             exchange.answer = answer
         elif exchange.is_second:
-            sentence = f"client {task.to} was sent all masks, and lacks some still."
+            sentence = f"client {task.to} was sent all masks, and still lacks some."
             exchange.answer = Lost(task.to, "unreadable", sentence)
         else:
-            # The server was wrong about the client; then nothing is sure.
+            # The server was wrong about this client, so it forgets all that it assumed.
             run.known_state.forget(task.to)
             exchange.is_second = True
             self._send(exchange, sent)
 
     def close(self) -> None:
-        """The Grid is not ours to close."""
+        """Do nothing: the caller closes the Grid."""
 
 
 @dataclass(eq=False)
 class _Exchange:
-    """A job on its way: to which node, as which message, what it has cost, what came of it."""
+    """A job, its node and message, the bytes sent so far, and its answer."""
 
     job: Job
     node: int | None
@@ -173,8 +176,8 @@ class _Exchange:
     spent: Ledger = field(default_factory=Ledger)
     answer: Answer | None = None
 
-    def paid(self) -> Answer:
-        """The answer with what its messages cost."""
+    def answer_with_cost(self) -> Answer:
+        """Return the answer with the bytes of its messages."""
         assert self.answer is not None
         cost: dict[str, Mapping[str, int]] = {}
         if self.spent.down:
@@ -192,7 +195,7 @@ class _Patience:
         self._since = time.monotonic()
 
     def renew(self) -> None:
-        """There was a reply."""
+        """Start again from the shortest wait: there was a reply."""
         self._since = time.monotonic()
 
     def wait(self) -> None:
@@ -202,9 +205,9 @@ class _Patience:
 
 
 def _read(run: Run, task: Task, letter: Letter) -> Answer | ResendRequest:
-    """The report in a letter, with what the client computed."""
+    """Read the report in a letter, with the client's multiply-accumulates."""
     codec = run.method.codec
-    expected = codec_name(codec)
+    expected = name_codec(codec)
     if letter.codec != expected:
         raise WireError(f"it is written with {letter.codec}, and the run's codec is {expected}.")
     masks: dict[str, KnownMask | None] = find_masks_known_to_server(
@@ -218,15 +221,15 @@ def _read(run: Run, task: Task, letter: Letter) -> Answer | ResendRequest:
     return replace(answer, macs=int(macs) if is_count else 0)
 
 
-def _as_said(task: Task, letter: Letter) -> Lost:
-    """Why a client has no report, in its own words."""
+def _read_loss(task: Task, letter: Letter) -> Lost:
+    """Read why a client has no report."""
     reason = str(letter.note["lost"])
     sentence = str(letter.note.get("detail", ""))[:1000]
     return Lost(task.to, reason if reason in LOST_REASONS else "crashed", sentence)
 
 
-def lost_by_error(task: Task, error: Any) -> Lost:
-    """Flower's own error in place of a reply: the node is gone, or its app failed."""
+def lose_by_error(task: Task, error: Any) -> Lost:
+    """Return the loss for an error of Flower: the node is gone, or its app failed."""
     text = " ".join(str(error.reason or "no reason given").split())[:300].rstrip(".")
     if error.code in GONE:
         return Lost(task.to, "died", f"the node of client {task.to} is gone: {text}.")
@@ -237,20 +240,20 @@ def lost_by_error(task: Task, error: Any) -> Lost:
 
 
 def push(grid: Any, message: Any) -> str | None:
-    """Send a message: its number, or None if it was not taken.
+    """Send a message; return its id, or None if Flower did not accept it.
 
-    One at a time: of several, a Grid does not always say which it did not take.
+    One at a time, because a Grid does not always report which of several it did not accept.
     """
     try:
         pushed = list(grid.push_messages([message]))
     except Exception as error:
         raise _unreachable(error) from error
-    # What is too large comes back as an empty list, what is malformed as None.
+    # A message that is too large gives an empty list, a malformed one gives None.
     return pushed[0] if pushed else None
 
 
 def pull(grid: Any, numbers: Iterable[str]) -> list[tuple[str, Any]]:
-    """The replies that are there to messages of these numbers, each with the one it answers."""
+    """Return the replies that have arrived to some messages, each with the id it answers."""
     wanted = set(numbers)
     if not wanted:
         return []
@@ -262,7 +265,7 @@ def pull(grid: Any, numbers: Iterable[str]) -> list[tuple[str, Any]]:
     for reply in replies:
         answered = reply.metadata.reply_to_message_id
         if answered in wanted:
-            # The first reply counts, should there be two.
+            # If there are two replies, the first one counts.
             found.setdefault(answered, reply)
     return list(found.items())
 
@@ -271,8 +274,8 @@ def _unreachable(error: Exception) -> EngineError:
     if isinstance(error, FedgroveError):
         return EngineError(str(error))
     return EngineError(
-        f"Flower's SuperLink could not be reached: {explained(error)} Make sure that it runs and "
-        "that its address and certificate are right."
+        f"Flower's SuperLink cannot be reached: {explain_error(error)} Check that it runs and that "
+        "its address and certificate are right."
     )
 
 
@@ -282,14 +285,22 @@ def ask(
     timeout: float | None = None,
     check: Callable[[], None] = nothing,
 ) -> dict[int, Head]:
-    """Ask nodes, all at once, and wait; answers by node. Who does not answer is left out.
+    """Ask nodes at the same time and wait for their answers.
 
-    An answer that cannot be read, or an error in place of one, is ``{"refused": sentence}``.
+    Args:
+        grid: Flower's Grid.
+        questions: A question for each node.
+        timeout: Seconds to wait; None: until all have answered.
+        check: Called while waiting; raises if waiting is useless.
+
+    Returns:
+        Answers by node, without the nodes that did not answer. An answer that cannot be read, or an
+        error instead of one, is ``{"refused": sentence}``.
     """
     node_of: dict[str, int] = {}
     answers: dict[int, Head] = {}
     for node, head in questions.items():
-        number = push(grid, messages.question_message(head, node, timeout))
+        number = push(grid, messages.make_question(head, node, timeout))
         if number is not None:
             node_of[number] = node
     started = time.monotonic()
@@ -297,7 +308,7 @@ def ask(
     while node_of:
         replies = pull(grid, node_of)
         for number, reply in replies:
-            answers[node_of.pop(number)] = _answer_in(reply)
+            answers[node_of.pop(number)] = _read_head(reply)
         if timeout is not None and time.monotonic() - started > timeout:
             break
         if replies:
@@ -308,10 +319,10 @@ def ask(
     return answers
 
 
-def _answer_in(reply: Any) -> Head:
+def _read_head(reply: Any) -> Head:
     if reply.has_error():
         return {"refused": " ".join(str(reply.error.reason or "no reason given").split())[:300]}
     try:
-        return messages.head_of(reply)
+        return messages.read_head(reply)
     except WireError as error:
         return {"refused": str(error)}

@@ -1,14 +1,15 @@
-"""Letters as Flower's messages, and back; with :mod:`.simulation` all that imports flwr.
+"""Tasks, reports and questions as Flower's messages. Only this module and :mod:`.simulation` import
+flwr.
 
-A task is a message of type "train" and a question one of type "query". The content of either, and
-of a reply, is::
+A task is a message of type "train", and a question is a message of type "query". Both, and their
+replies, have this content::
 
-    "fedgrove"   ArrayRecord: "0000.head", then each packet, "0001.model", ...: one Array of our own
-                 bytes each (stype: the codec's name). Objects are stored by their contents, so a
-                 packet that many clients are sent is stored once.
-    "note"       ConfigRecord: the name of the run; in a reply, why there is none.
+    "fedgrove"   ArrayRecord: "0000.head", then each packet, "0001.model", ...: one Array of
+                 bytes each (stype: the codec's name). Flower stores equal objects once, so a packet
+                 that goes to many clients is stored once.
+    "note"       ConfigRecord: the name of the run; in a reply, why there is no report.
 
-flwr is imported when it is needed, and never sends anything to its makers.
+flwr is imported when it is needed, with its telemetry off.
 """
 
 from __future__ import annotations
@@ -16,37 +17,104 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 from ...errors import InputError, WireError
-from .letter import Letter, Note
+from ...wire.codec import Chain, Codec, CostByPart
 
 TASK = "train"
 QUESTION = "query"
 HEAD = "0000.head"
 
 Head = dict[str, Any]
-"""A question, or its answer: what JSON can hold."""
+"""A question or its answer, as a JSON object."""
 
 
 def check_installed(*packages: str) -> None:
-    """Refuse to go on without Flower, or without a package that a part of it needs."""
+    """Refuse to go on without Flower, or without other packages that it needs.
+
+    Raises:
+        InputError: A package is not installed.
+    """
     for package in ("flwr", *packages):
         if find_spec(package) is None:
             raise InputError(
-                f"Flower is needed for this, and {package} is not installed; get it with: "
+                f"this needs Flower, and {package} is not installed; install it with: "
                 "pip install 'fedgrove[flower]'"
             )
-    # Read when flwr is imported: training must not send anything anywhere.
+    # Read when flwr is imported: training must not send data about its use.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 
 # ---- letters -------------------------------------------------------------------------------------
 
+Note = Mapping[str, str | int]
+"""What is sent with a message but is no part of it: the run's name, why a task was lost."""
 
-def content_of(letter: Letter) -> Any:
-    """A letter as the content of a Flower message."""
+
+@dataclass(frozen=True)
+class Letter:
+    """A message of :mod:`fedgrove.wire.message` in parts, and a note.
+
+    Head and packets, joined, are the message. They are sent separately, so that a packet that goes
+    to many clients is stored once.
+    """
+
+    head: bytes = b""
+    packets: Mapping[str, bytes] = field(default_factory=dict)
+    codec: str = ""
+    note: Note = field(default_factory=dict)
+
+    @property
+    def data(self) -> bytes:
+        """The whole message."""
+        return b"".join([self.head, *self.packets.values()])
+
+    @property
+    def length(self) -> int:
+        """The number of bytes of the message, without the note."""
+        return len(self.head) + sum(len(blob) for blob in self.packets.values())
+
+
+def name_codec(codec: Codec) -> str:
+    """Return the name of a codec: its class with its settings; of a chain, the names of its parts.
+
+    >>> from fedgrove.wire.codec import Bitmap, Entropy
+    >>> name_codec(Bitmap() >> Entropy())
+    'Bitmap() >> Entropy(slack=0.015)'
+    """
+    if isinstance(codec, Chain):
+        return f"{name_codec(codec.first)} >> {name_codec(codec.then)}"
+    return repr(codec)
+
+
+def write_cost(cost: CostByPart) -> str:
+    """Return the bytes of a report by part as text, for its note."""
+    return json.dumps(dict(cost))
+
+
+def read_cost(letter: Letter) -> CostByPart:
+    """Return the bytes of a report by part, as its client reports them.
+
+    A client may lie about the parts, but not about the sum: if the sum is wrong, only head and
+    values are told apart.
+    """
+    head = len(letter.head)
+    otherwise = {"header": head, "values": letter.length - head}
+    try:
+        claimed = json.loads(str(letter.note["cost"]))
+        are_counts = all(type(n) is int and n >= 0 for n in claimed.values())
+        if not are_counts or sum(claimed.values()) != letter.length:
+            return otherwise
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return otherwise
+    return {str(part): n for part, n in claimed.items()}
+
+
+def make_content(letter: Letter) -> Any:
+    """Return a letter as the content of a Flower message."""
     from flwr import app
 
     arrays: dict[str, Any] = {}
@@ -65,15 +133,19 @@ def _array(data: bytes, codec: str) -> Any:
     return app.Array(dtype="bytes", shape=(len(data),), stype=codec, data=data)
 
 
-def letter_of(content: Any) -> Letter:
-    """The letter in the content of a message, which may come from anybody."""
+def read_letter(content: Any) -> Letter:
+    """Read the letter in the content of a message, which may come from any sender.
+
+    Raises:
+        WireError: The content is not a letter.
+    """
     try:
         record = content.array_records["fedgrove"]
         note = {str(key): value for key, value in content.config_records["note"].items()}
         head = b""
         packets: dict[str, bytes] = {}
         codecs = set()
-        # The numbers in front are the order, whatever order a record keeps.
+        # The numbers in front give the order; a record may keep another one.
         for key in sorted(record):
             data = bytes(record[key].data)
             codecs.add(str(record[key].stype))
@@ -82,46 +154,50 @@ def letter_of(content: Any) -> Letter:
             else:
                 packets[key.partition(".")[2]] = data
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise WireError(f"a message is not one of fedgrove's: it lacks {error}.") from None
+        raise WireError(f"a message was not made by fedgrove: it lacks {error}.") from None
     if len(codecs) > 1:
         raise WireError("the parts of a message name several codecs; they must name one.")
     return Letter(head, packets, codecs.pop() if codecs else "", note)
 
 
-def task_message(letter: Letter, node: int, seconds: float | None) -> Any:
-    """A letter to a node; with ``seconds`` Flower forgets it then."""
+def make_task_message(letter: Letter, node: int, seconds: float | None) -> Any:
+    """Make a message to a node; Flower drops it after ``seconds``, if given."""
     from flwr import app
 
     message: Any = app.Message
-    return message(content_of(letter), node, TASK, ttl=seconds)
+    return message(make_content(letter), node, TASK, ttl=seconds)
 
 
-def reply_to(message: Any, letter: Letter) -> Any:
-    """A letter as the answer to a message."""
+def make_reply(message: Any, letter: Letter) -> Any:
+    """Make the reply to a message."""
     from flwr import app
 
     reply: Any = app.Message
-    return reply(content_of(letter), reply_to=message)
+    return reply(make_content(letter), reply_to=message)
 
 
 # ---- questions -----------------------------------------------------------------------------------
 
 
-def question_message(head: Head, node: int, seconds: float | None) -> Any:
-    """A question to a node, in JSON."""
+def make_question(head: Head, node: int, seconds: float | None) -> Any:
+    """Make a question to a node, in JSON."""
     from flwr import app
 
     message: Any = app.Message
     letter = Letter(json.dumps(head).encode(), codec="json")
-    return message(content_of(letter), node, QUESTION, ttl=seconds)
+    return message(make_content(letter), node, QUESTION, ttl=seconds)
 
 
-def head_of(message: Any) -> Head:
-    """The question, or the answer to one, in a message."""
+def read_head(message: Any) -> Head:
+    """Read the question, or the answer to one, in a message.
+
+    Raises:
+        WireError: The message has neither.
+    """
     try:
-        head = json.loads(letter_of(message.content).head)
+        head = json.loads(read_letter(message.content).head)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"a message holds no question and no answer: {error}.") from None
+        raise WireError(f"a message has no question and no answer: {error}.") from None
     if not isinstance(head, dict):
         raise WireError("a question, or its answer, must be a JSON object.")
     return head
@@ -129,27 +205,27 @@ def head_of(message: Any) -> Head:
 
 # ---- a node's app --------------------------------------------------------------------------------
 
-Asked = Callable[[Head, Mapping[str, Any]], Head]
-"""Answers a question; it is given the node's own configuration."""
-Tasked = Callable[[Letter, Mapping[str, Any]], Letter]
-"""Does a task."""
+AnswerQuestion = Callable[[Head, Mapping[str, Any]], Head]
+"""Answers a question; also gets the node's configuration."""
+DoTask = Callable[[Letter, Mapping[str, Any]], Letter]
+"""Does a task and returns the reply; also gets the node's configuration."""
 
 
-def client_app(asked: Asked, tasked: Tasked) -> Any:
-    """A ClientApp that answers questions and does tasks. What it is given must not raise."""
+def client_app(answer: AnswerQuestion, do_task: DoTask) -> Any:
+    """Make a ClientApp that answers questions and does tasks; both functions must not raise."""
     check_installed()
     from functools import partial
 
     from flwr.clientapp import ClientApp
 
     client: Any = ClientApp()
-    client.query()(partial(_on_question, asked))
-    client.train()(partial(_on_task, tasked))
+    client.query()(partial(_on_question, answer))
+    client.train()(partial(_on_task, do_task))
     return client
 
 
 def server_app(main: Callable[[Any, Any], None]) -> Any:
-    """A ServerApp that does ``main(grid, context)``."""
+    """Make a ServerApp that calls ``main(grid, context)``."""
     check_installed()
     from flwr.serverapp import ServerApp
 
@@ -158,30 +234,34 @@ def server_app(main: Callable[[Any, Any], None]) -> Any:
     return server
 
 
-def _on_question(asked: Asked, message: Any, context: Any) -> Any:
+def _on_question(answer: AnswerQuestion, message: Any, context: Any) -> Any:
     try:
-        answer = asked(head_of(message), context.node_config)
+        head = answer(read_head(message), context.node_config)
     except WireError as error:
-        answer = {"refused": str(error)}
-    return reply_to(message, Letter(json.dumps(answer).encode(), codec="json"))
+        head = {"refused": str(error)}
+    return make_reply(message, Letter(json.dumps(head).encode(), codec="json"))
 
 
-def _on_task(tasked: Tasked, message: Any, context: Any) -> Any:
+def _on_task(do_task: DoTask, message: Any, context: Any) -> Any:
     try:
-        letter = tasked(letter_of(message.content), context.node_config)
+        letter = do_task(read_letter(message.content), context.node_config)
     except WireError as error:
-        letter = lost_letter("unreadable", str(error))
-    return reply_to(message, letter)
+        letter = make_loss("unreadable", str(error))
+    return make_reply(message, letter)
 
 
-def lost_letter(reason: str, sentence: str) -> Letter:
-    """The answer of a client that has no report, and says why."""
+def make_loss(reason: str, sentence: str) -> Letter:
+    """Make the reply of a client that has no report; ``reason`` is a key of ``LOST_REASONS``."""
     note: Note = {"lost": reason, "detail": sentence}
     return Letter(note=note)
 
 
-def partition_of(node_config: Mapping[str, Any]) -> int:
-    """Which client a node is, from the configuration that it was started with."""
+def read_partition(node_config: Mapping[str, Any]) -> int:
+    """Return the number of a node's client, from the configuration of the node.
+
+    Raises:
+        InputError: The configuration has no valid ``partition-id``.
+    """
     given = node_config.get("partition-id")
     if type(given) is not int or given < 0:
         raise InputError(

@@ -1,8 +1,8 @@
-"""What a node does with a task: its own half of a run, from bytes to bytes.
+"""The client side of the flower engine: does the task in a message and returns the reply.
 
-What the client remembers, and the masks that it holds of earlier tasks, are on its own disk
-(``run.memory.folder``), so a node that is started again goes on as it was. Which version of its
-memory counts, the task says: after a reply that was lost the client goes back to that one.
+The client's memory and the masks of earlier tasks are on the node's own disk
+(``run.memory.folder``), so that a node can be restarted. The task names the version of the memory
+to start from; after a lost reply that is an older version.
 """
 
 from __future__ import annotations
@@ -19,58 +19,57 @@ from ...trees import Mask
 from ...wire.codec import KnownMask, hash_mask
 from ...wire.message import ResendRequest, read_task, write_resend_request
 from ...wire.message_costs import encode_report, list_masks_to_remember
-from ..work import CLIENT_FAILURES, crashed, perform, unreadable, with_memory
-from .letter import Letter, Note, codec_name, cost_note
-from .messages import lost_letter
+from ..work import CLIENT_FAILURES, lose_crashed, lose_unreadable, perform, store_memory
+from .messages import Letter, Note, make_loss, name_codec, write_cost
 
 KEPT = 4
-"""So many versions of what a client remembers stay on its disk; the server goes back by one."""
+"""This many versions of a client's memory stay on its disk; the server goes back by at most one."""
 
 
-def answer(run: Run, client: int, letter: Letter) -> Letter:
-    """Do the task in a letter; the report, what the client lacks to read it, or why it is lost."""
+def answer_letter(run: Run, client: int, letter: Letter) -> Letter:
+    """Do the task in a letter; return the report, a request for a mask, or a loss."""
     codec = run.method.codec
-    held = HeldMasks(run.memory.folder, client)
+    masks = StoredMasks(run.memory.folder, client)
     try:
-        _check_codec(letter.codec, codec_name(codec))
-        task = read_task(letter.data, codec, held.known())
+        _check_codec(letter.codec, name_codec(codec))
+        task = read_task(letter.data, codec, masks.known())
         if task.to != client:
             raise WireError(f"the task is for client {task.to}, and this is client {client}.")
     except UnknownMask as error:
         return Letter(
             write_resend_request(ResendRequest(client, error.packets), codec),
-            codec=codec_name(codec),
+            codec=name_codec(codec),
         )
     except WireError as error:
         sentence = f"client {client} could not read its task: {error}"
-        return lost_letter("unreadable", sentence)
+        return make_loss("unreadable", sentence)
     try:
-        held.keep(task, list_masks_to_remember(task, codec))
+        masks.keep(task, list_masks_to_remember(task, codec))
         memory = run.memory.read(client, task.memory)
         report, remembered = perform(run, task, memory)
-        outcome = with_memory(run, task, report, remembered)
+        outcome = store_memory(run, task, report, remembered)
     except CLIENT_FAILURES as error:
-        # A full disk too: it is this client's own.
-        outcome = crashed(task, error)
+        # A full disk too: it is the disk of this client only.
+        outcome = lose_crashed(task, error)
     if isinstance(outcome, Lost):
-        return lost_letter(outcome.reason, outcome.detail)
+        return make_loss(outcome.reason, outcome.detail)
     try:
         head, packets, cost = encode_report(task, outcome, codec)
     except Exception as error:
-        lost = unreadable(task, error)
-        return lost_letter(lost.reason, lost.detail)
-    # What it computed is for the clock of a simulation, and no part of the message.
-    note: Note = {"macs": outcome.macs, "cost": cost_note(cost)}
-    return Letter(head, packets, codec_name(codec), note)
+        lost = lose_unreadable(task, error)
+        return make_loss(lost.reason, lost.detail)
+    # `macs` is for the clock of a simulation, and no part of the message.
+    note: Note = {"macs": outcome.macs, "cost": write_cost(cost)}
+    return Letter(head, packets, name_codec(codec), note)
 
 
 def _check_codec(given: str, own: str) -> None:
     if given != own:
-        raise WireError(f"it is written with {given}, and this node reads {own}.")
+        raise WireError(f"it is encoded with {given}, and this node uses {own}.")
 
 
 def forget_old_versions(run: Run, client: int, *named: str | None) -> None:
-    """Delete what the client remembered long ago; what is ``named``, and the newest, stay."""
+    """Delete old versions of the client's memory, except the newest and those ``named``."""
     wanted = {memory_file_name(client, version) for version in named if version}
     files = sorted(run.memory.folder.glob(f"client-{client:05d}.*.safetensors"), key=_age)
     for path in files[KEPT:]:
@@ -80,15 +79,15 @@ def forget_old_versions(run: Run, client: int, *named: str | None) -> None:
 
 
 def _age(path: Path) -> float:
-    """The newest comes first; one that has just gone comes last."""
+    """Return a key that sorts the newest file first, and a file that was just deleted last."""
     with suppress(OSError):
         return -path.stat().st_mtime
     return 0.0
 
 
 @dataclass(frozen=True)
-class HeldMasks:
-    """The mask of the last packet of each name, in a file: the server may leave it out then."""
+class StoredMasks:
+    """The masks of the last packets in a file, so that the server need not send them again."""
 
     folder: Path
     client: int
@@ -98,7 +97,7 @@ class HeldMasks:
         return self.folder / f"held-{self.client:05d}.safetensors"
 
     def known(self) -> dict[str, KnownMask | None]:
-        """The masks by packet; none where the file is missing or damaged, as of a new node."""
+        """Return the masks by packet; none if the file is missing or damaged."""
         if not self._path.is_file():
             return {}
         with suppress(FedgroveError, OSError):
@@ -107,7 +106,7 @@ class HeldMasks:
         return {}
 
     def keep(self, task: Task, names: list[str]) -> None:
-        """Hold the masks of these packets of a task, in place of the last ones."""
+        """Store the masks of these packets of a task instead of the last ones."""
         before = self.known()
         masks: dict[str, Mask] = {name: known.mask for name, known in before.items() if known}
         is_new = False

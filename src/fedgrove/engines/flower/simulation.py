@@ -1,7 +1,7 @@
-"""Flower's simulation as an engine: a node for each client, a Ray actor for each core.
+"""Flower's simulation as an engine: one node per client, one Ray actor per core.
 
-Ray starts with the first exchange, in about 15 seconds, and ends with the engine. Actors read the
-runs, with the clients' data, from a file: no message carries them.
+Ray starts with the first exchange, which takes about 15 seconds, and ends with the engine. Actors
+read the runs and the clients' data from a file; they are in no message.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from ...runs.gate import RecentLengths
 from ...runs.run import Run
 from ...wire.known_state import KnownState
 from ..pool.engine import cores
-from ..pool.packing import RunPickler, cannot_be_sent
-from ..work import explained
+from ..pool.message import RunPickler, explain_unpicklable
+from ..work import explain_error
 from . import node
 from .engine import WINDOW, Flower, ask
-from .letter import Letter
-from .messages import Head, check_installed, client_app, lost_letter, partition_of
+from .messages import Head, Letter, check_installed, client_app, make_loss, read_partition
 
 END_SECONDS = 60.0
-"""How long Ray may take to end."""
+"""Seconds that Ray may take to end."""
 
 
 @dataclass(eq=False)
 class Simulation:
-    """Flower and Ray on this machine, started when they are needed.
+    """Runs tasks on Flower and Ray on this machine, started when they are needed.
 
-    With a ``timeout`` there are no more tasks on their way than actors, so that a client's time
-    does not pass while it waits for one.
+    With a ``timeout`` there are at most as many open tasks as actors, so that a client's time does
+    not pass while it waits for an actor.
     """
 
     timeout: float | None = None
@@ -68,7 +67,7 @@ class Simulation:
         for run in {id(run): run for run, _ in listed}.values():
             clients = max(clients, max(run.federation.ids) + 1)
             self._write(run)
-        ray = self._started(clients)
+        ray = self._start_ray(clients)
         yield from Flower(
             grid=ray.grid,
             nodes=lambda: self._nodes,
@@ -85,26 +84,26 @@ class Simulation:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="fedgrove-flower-"))
         name = f"run-{len(list(self._folder.iterdir()))}"
-        # What the server believes of clients is not for them.
+        # Clients do not get what the server knows about others.
         bare = replace(run, known_state=KnownState(), lengths=RecentLengths())
         buffer = BytesIO()
         try:
             RunPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(bare)
         except Exception as error:
-            raise cannot_be_sent(error) from None
+            raise explain_unpicklable(error) from None
         data = buffer.getvalue()
         files = [str(file.absolute()) for file in user_files.find_files_in_pickle(data)]
         (self._folder / name).write_bytes(pickle.dumps((files, data)))
         self._names[run] = name
 
-    def _started(self, clients: int) -> _Ray:
-        """Ray with a node for each client, started anew if there are too few."""
+    def _start_ray(self, clients: int) -> _Ray:
+        """Return Ray with one node per client, restarted if it has too few nodes."""
         if self._ray is not None and len(self._nodes) >= clients:
             return self._ray
         if clients > MOST_AT_ONCE:
             raise InputError(
-                f"there are {clients} clients, and Flower's simulation has a node for each; it "
-                f"must be at most {MOST_AT_ONCE}: take --engine pool, or fewer clients."
+                f"there are {clients} clients, and Flower's simulation supports at most "
+                f"{MOST_AT_ONCE}; use --engine pool, or fewer clients."
             )
         self._end()
         assert self._folder is not None
@@ -131,7 +130,7 @@ class Simulation:
 
 
 class _Ray:
-    """Flower's simulation in a thread; its Grid is used from here."""
+    """Flower's simulation in a thread; its Grid is used from the main thread."""
 
     def __init__(self, clients: int, folder: Path) -> None:
         self._over = threading.Event()
@@ -139,7 +138,7 @@ class _Ray:
         self._error: BaseException | None = None
         self.processes: list[list[str | int]] = []
         self._python_path = os.environ.get("PYTHONPATH")
-        # It tells of every step, and of what it will no longer do some day.
+        # flwr logs every step and every deprecation.
         self._log = logging.getLogger("flwr")
         self._log_level = self._log.level
         self._thread = threading.Thread(target=self._simulate, args=(clients, folder), daemon=True)
@@ -157,14 +156,14 @@ class _Ray:
             from flwr.simulation import run_simulation as simulate
 
             self._log.setLevel(logging.CRITICAL)
-            # Or it warns, at every start, of what it will do otherwise some day.
+            # Without this, Ray warns at every start about a future default.
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             server: Any = ServerApp()
             server.main()(self._serve)
-            app = client_app(partial(_asked), partial(_tasked, str(folder)))
+            app = client_app(partial(_answer), partial(_do_task, str(folder)))
             init: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
             if "RAY_ADDRESS" not in os.environ:
-                # A cluster that is there knows its cores, and refuses to be told.
+                # A running cluster knows its cores, and refuses this option.
                 init["num_cpus"] = cores()
             resources: Any = {
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
@@ -175,12 +174,12 @@ class _Ray:
             self._error = error
 
     def _serve(self, grid: Any, context: Any) -> None:
-        """The server's app: it lends its Grid until all is over."""
+        """Run as the ServerApp: pass on its Grid, and wait until the end."""
         self._grids.put(grid)
         self._over.wait()
 
     def node_ids(self, clients: int) -> list[int]:
-        """The numbers of all nodes, once they are there."""
+        """Return the ids of all nodes, once all have started."""
         while True:
             found = sorted(self.grid.get_node_ids())
             if len(found) == clients:
@@ -192,27 +191,27 @@ class _Ray:
         """Raise if the simulation has ended by itself."""
         if self._thread.is_alive():
             return
-        reason = "it ended." if self._error is None else explained(_cause(self._error))
-        raise EngineError(f"Flower's simulation could not go on: {reason} Take --engine pool.")
+        reason = "it ended." if self._error is None else explain_error(_find_cause(self._error))
+        raise EngineError(f"Flower's simulation stopped: {reason} Use --engine pool.")
 
     def close(self) -> None:
-        """End it, and wait until its processes have ended."""
+        """End the simulation, and wait until its processes have ended."""
         self._over.set()
         self._thread.join(END_SECONDS)
-        # Actors are told to end, and take a moment.
+        # Actors take a moment to end.
         end = time.monotonic() + END_SECONDS
-        while time.monotonic() < end and any(map(_is_here, self.processes)):
+        while time.monotonic() < end and any(map(_is_running, self.processes)):
             time.sleep(0.05)
         self._log.setLevel(self._log_level)
-        # Flower adds the folders of this process to it.
+        # Flower adds the folders of this process to PYTHONPATH.
         if self._python_path is None:
             os.environ.pop("PYTHONPATH", None)
         else:
             os.environ["PYTHONPATH"] = self._python_path
 
 
-def _is_here(process: list[str | int]) -> bool:
-    """Whether a process of this machine is there still."""
+def _is_running(process: list[str | int]) -> bool:
+    """Whether a process on this machine still runs."""
     host, number = process
     if host != socket.gethostname():
         return False
@@ -223,8 +222,8 @@ def _is_here(process: list[str | int]) -> bool:
     return True
 
 
-def _cause(error: BaseException) -> BaseException:
-    """What an error comes from in the end."""
+def _find_cause(error: BaseException) -> BaseException:
+    """Return the first error in a chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -233,27 +232,27 @@ def _cause(error: BaseException) -> BaseException:
 # ---- in an actor ---------------------------------------------------------------------------------
 
 
-def _asked(question: Head, node_config: Mapping[str, Any]) -> Head:
-    return {"partition": partition_of(node_config), "process": process()}
+def _answer(question: Head, node_config: Mapping[str, Any]) -> Head:
+    return {"partition": read_partition(node_config), "process": describe_process()}
 
 
-def process() -> list[str | int]:
-    """This process, on whatever machine it is."""
+def describe_process() -> list[str | int]:
+    """Return the host and the id of this process."""
     return [socket.gethostname(), os.getpid()]
 
 
-def _tasked(folder: str, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
-    client = partition_of(node_config)
+def _do_task(folder: str, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
+    client = read_partition(node_config)
     try:
-        run = _run(folder, str(letter.note["run"]))
+        run = _read_run(folder, str(letter.note["run"]))
     except FedgroveError as error:
-        return lost_letter("crashed", f"client {client} could not read its run: {error}")
-    return node.answer(run, client, letter)
+        return make_loss("crashed", f"client {client} could not read its run: {error}")
+    return node.answer_letter(run, client, letter)
 
 
 @lru_cache(maxsize=4)
-def _run(folder: str, name: str) -> Run:
-    """A run as the server wrote it; actors do the tasks of all clients."""
+def _read_run(folder: str, name: str) -> Run:
+    """Read a run that the server wrote; cached, because an actor does tasks of many clients."""
     files, data = pickle.loads((Path(folder) / name).read_bytes())
     for file in files:
         user_files.import_file(Path(file))

@@ -1,13 +1,13 @@
-"""A worker process per core, one thread each: the default on a CPU.
+"""The pool engine: one worker process with one thread per core, the default on a CPU.
 
-On a CPU the arithmetic dominates: stacking clients or adding threads gains nothing, processes do.
-Parameters travel through shared memory, each tree of a broadcast once; client memory is read and
-written by the workers themselves. Of the next jobs the longest starts first, by the time that such
-jobs took before; reports come back in job order, and only a window of jobs is ever in progress, so
-that the server's memory does not grow with the number of clients.
+On a CPU, processes are faster than stacked clients or more threads. Parameters are sent through
+shared memory, each tree of a broadcast once. Workers read and write client memory themselves. The
+longest of the next jobs starts first, judged by earlier jobs of its kind. Reports come back in job
+order, and only a window of jobs is in progress, so that the server's memory does not grow with the
+number of clients.
 
-A worker that dies is replaced, and its job is given to another one once more; a worker that does
-not answer in time is ended. Either way the job is lost at worst, and never the run.
+A worker that dies is replaced, and its job is tried once more. A worker that does not answer in
+time is ended. In both cases at most the job is lost, never the run.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ from typing import Any
 from ...core import Answer, Job, Lost
 from ...errors import EngineError, unknown
 from ...runs.run import Run
-from ..work import late
+from ..work import lose_late
 from . import shared
-from .message import strip
-from .packing import PackedRuns, pack
+from .message import PackedRuns, pack_runs, strip
 from .window import Paces, Window
-from .worker import serve, signals_held
+from .worker import delay_signals, serve
 
 START_SECONDS = 120.0
 """How long a worker may take to start: a spawned one imports torch, perhaps many at once."""
 STARTS = 3
-"""The pool gives up once so many workers, one after another, have ended before they started."""
+"""The pool gives up after this many workers in a row have ended before they started."""
 
 
 def cores() -> int:
-    """How many cores this process may use."""
-    # A container or a batch system may allow fewer cores than the machine has; not every system
-    # can say so.
+    """Return how many cores this process may use."""
+    # A container or a batch system may allow fewer cores than the machine has. Not every operating
+    # system reports it.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def default_start() -> str:
-    """How processes begin here: fork, unless the system has none or, as macOS, warns of it."""
+    """Return how processes are started here: fork, except on Windows and macOS."""
     has_fork = "fork" in mp.get_all_start_methods()
     return "fork" if has_fork and sys.platform != "darwin" else "spawn"
 
@@ -63,21 +62,24 @@ class Worker:
     process: BaseProcess
     pipe: Connection
     since: float
-    """When it was started, or given its job."""
+    """When it was started, or got its job."""
     ready: bool = False
-    """Whether it has said that it has started."""
+    """Whether it has reported that it has started."""
     job: int | None = None
     """The job it is working on."""
     reply: str | None = None
-    """The name of the shared block that its answer will be in."""
+    """The name of the shared block for its answer."""
 
 
 @dataclass(eq=False)
 class Pool:
-    """The engine: ``workers`` processes, by default one per core.
+    """Runs jobs on worker processes.
 
-    A job that is not answered within ``timeout`` seconds is lost. ``start`` is how processes begin:
-    ``fork``, which shares data without a copy, or ``spawn``, which sends each worker a copy.
+    Args:
+        workers: The number of processes; 0: one per core.
+        timeout: Seconds after which a job without an answer is lost; None: wait.
+        start: How processes are started: ``fork``, which shares data without a copy, or ``spawn``,
+            which sends each worker a copy.
     """
 
     workers: int = 0
@@ -99,22 +101,22 @@ class Pool:
         """Do the jobs on the workers; answers come in job order."""
         size = self.workers or cores()
         if self._window is not None:
-            # Another map was left in the middle: its workers would answer to this one.
+            # Another map was not finished, and its workers would answer this one.
             self.close()
-        # Four jobs per worker keep all of them busy while the answer of a long job is awaited.
+        # Four jobs per worker keep all workers busy while the next answer comes from a long job.
         window = Window(iter(jobs), max(16, 4 * size), self._paces)
         self._window = window
         try:
             while window.fill():
                 if window.open:
-                    self._know_runs(window)
-                    self._hire_for(window, size)
+                    self._update_runs(window)
+                    self._start_workers(window, size)
                     self._hand_out(window)
-                # Workers have their jobs before the caller has an answer, which may take it long.
+                # Workers get jobs before the caller gets an answer, which it may work on for long.
                 if window.next_answer in window.done:
                     yield window.take()
                     if self._window is not window:
-                        raise EngineError("the pool was closed, or given other jobs, during a map.")
+                        raise EngineError("the pool was closed or got other jobs during a map.")
                 else:
                     self._collect(window)
         except BaseException:
@@ -129,42 +131,42 @@ class Pool:
                 self._window = None
 
     def close(self) -> None:
-        """End the workers, and free what lies in shared memory."""
-        self._dismiss()
+        """End the workers and free shared memory."""
+        self._end_all()
         if self._window is not None:
             self._window.free_blocks()
             self._window = None
 
-    # ---- workers come and go ---------------------------------------------------------------------
+    # ---- starting and ending workers -------------------------------------------------------------
 
-    def _know_runs(self, window: Window) -> None:
-        """End workers that do not know all runs of the window, once they are idle.
+    def _update_runs(self, window: Window) -> None:
+        """End the idle workers if the window has runs that they do not know.
 
-        Workers get data and network when they start, and know no run that comes later.
+        Workers get data and networks when they start, and know no run that comes later.
         """
         new_runs: list[Run] = []
         for run, _ in window.open.values():
             if run not in self._runs and run not in new_runs:
                 new_runs.append(run)
-        # Until all are idle no job of the new runs is handed out.
+        # No job of the new runs is handed out before all workers are idle.
         all_idle = all(worker.job is None for worker in self._team)
         if new_runs and all_idle:
-            self._dismiss()
+            self._end_all()
             self._runs = [*self._runs, *new_runs]
 
-    def _hire_for(self, window: Window, size: int) -> None:
-        """Start workers as long as there are more jobs than workers without one."""
+    def _start_workers(self, window: Window, size: int) -> None:
+        """Start workers while there are more waiting jobs than idle workers."""
         idle = sum(worker.job is None for worker in self._team)
-        while len(self._team) < size and idle < window.waiting(self._runs):
-            self._team.append(self._hire())
+        while len(self._team) < size and idle < window.count_waiting(self._runs):
+            self._team.append(self._start())
             idle += 1
 
-    def _hire(self) -> Worker:
-        """A new worker process that knows all runs."""
-        # Before the worker, so that all processes share one tracker. A worker with a tracker of its
-        # own would, on exit, remove blocks that others still read. Without signals, because the
-        # tracker must outlive a terminal that hangs up.
-        with signals_held():
+    def _start(self) -> Worker:
+        """Start a worker process that knows all runs."""
+        # Before the worker, so that all processes share one tracker. A worker with its own tracker
+        # would, on exit, remove blocks that others still read. Without signals, because the tracker
+        # must outlive a closed terminal.
+        with delay_signals():
             resource_tracker.ensure_running()
         context = mp.get_context(self.start)
         server_end, worker_end = context.Pipe()
@@ -181,24 +183,24 @@ class Pool:
             target=serve, args=(worker_end, inherited, runs, os.getpid()), daemon=True
         )
         try:
-            # The worker decides for itself what it does on a signal, before it gets one.
-            with signals_held():
+            # The worker sets its signal handlers before it can get a signal.
+            with delay_signals():
                 process.start()
         except OSError as error:
             server_end.close()
             raise EngineError(
                 f"a worker process cannot be started ({error.strerror or error}); end other "
-                "processes, or take --engine serial."
+                "processes, or use --engine serial."
             ) from None
         finally:
-            # Only the worker may hold this end: then its death closes the pipe, and is noticed.
+            # Only the worker may have this end open: then its death closes the pipe.
             worker_end.close()
         return Worker(process, server_end, time.monotonic())
 
     def _pack_runs(self) -> PackedRuns:
-        """All runs, for workers that inherit nothing; made once for those that start together."""
+        """Pack all runs for workers that inherit nothing, once for all that start together."""
         if self._packed_runs is None:
-            self._packed_runs = pack(self._runs)
+            self._packed_runs = pack_runs(self._runs)
         return self._packed_runs
 
     def _drop_packed_runs(self) -> None:
@@ -206,14 +208,14 @@ class Pool:
             shared.drop(self._packed_runs.block.name)
             self._packed_runs = None
 
-    def _fire(self, worker: Worker) -> None:
-        """End one worker; another is hired when there is a job for it."""
+    def _remove(self, worker: Worker) -> None:
+        """End one worker; another is started when there is a job for it."""
         self._team.remove(worker)
         self._end(worker)
 
-    def _dismiss(self) -> None:
+    def _end_all(self) -> None:
         """End all workers."""
-        # All at once, before the first one is waited for.
+        # Kill all before waiting for the first one.
         for worker in self._team:
             worker.process.kill()
         while self._team:
@@ -222,38 +224,38 @@ class Pool:
         self._failed_starts = 0
 
     def _end(self, worker: Worker) -> None:
-        """End a worker's process, and remove or release all that is left of it."""
+        """End a worker's process and free what it leaves behind."""
         pid = worker.process.pid
         worker.pipe.close()
         # Not terminate(): a stopped process gets no other signal.
         worker.process.kill()
         worker.process.join()
         worker.process.close()
-        # The block of an answer that was never read; any other is gone already.
+        # The block of an answer that was never read. All others are freed already.
         shared.drop(worker.reply)
         if worker.job is not None and pid is not None:
-            # It may have been writing what its client remembers.
+            # It may have been writing its client's memory.
             for run in self._runs:
                 run.memory.delete_unfinished(pid)
 
     # ---- jobs out, answers in --------------------------------------------------------------------
 
     def _hand_out(self, window: Window) -> None:
-        """Give each idle worker a job, as long as there are jobs."""
+        """Give each idle worker a job, while there are jobs."""
         for worker in list(self._team):
             if worker.job is not None or not worker.ready:
                 continue
             if not worker.process.is_alive():
                 # It died without a job: nothing is lost.
-                self._fire(worker)
+                self._remove(worker)
                 continue
             job = window.pick(self._runs)
             if job is None:
                 return
             run, task = window.open[job]
             envelope, forest = strip(task)
-            # Noted before anything is sent: should the worker be killed, it is known from these
-            # that it was busy, and which block it may have left behind.
+            # Set before anything is sent: if the worker is killed, these show that it was busy and
+            # which block it may have left behind.
             worker.job = job
             worker.since = time.monotonic()
             worker.reply = shared.fresh_name()
@@ -261,29 +263,29 @@ class Pool:
             try:
                 worker.pipe.send((self._runs.index(run), envelope, blocks, worker.reply))
             except OSError:
-                self._bury(worker, window)
+                self._handle_death(worker, window)
 
     def _collect(self, window: Window) -> None:
-        """Wait for an answer, a death or the end of a worker's time, and take in what is there."""
+        """Wait for an answer, a death or a timeout, and handle all that arrived."""
         awaited: dict[Any, Worker] = {}
         for worker in self._team:
             if worker.job is not None or not worker.ready:
                 awaited[worker.pipe] = worker
         if not awaited:
-            # All were found dead when they were to be given a job; others are hired next.
+            # All were dead when they should have got a job; others are started next.
             return
         for pipe in wait(list(awaited), self._patience()):
             worker = awaited[pipe]
             try:
                 message = worker.pipe.recv_bytes()
             except (EOFError, OSError):
-                self._bury(worker, window)
+                self._handle_death(worker, window)
             else:
                 self._take(worker, message, window)
         self._end_late_workers(window)
 
     def _take(self, worker: Worker, message: bytes, window: Window) -> None:
-        """A worker's message: that it has started, the answer to its job, or why neither can be."""
+        """Handle a worker's message: it has started, it answers its job, or it failed."""
         if worker.job is not None:
             job = worker.job
             worker.job = None
@@ -300,7 +302,7 @@ class Pool:
             self._drop_packed_runs()
 
     def _deadline(self, worker: Worker) -> float:
-        """When a worker must have answered at the latest."""
+        """Return when a worker must have answered."""
         if not worker.ready:
             return worker.since + START_SECONDS
         if worker.job is None or self.timeout is None:
@@ -308,37 +310,37 @@ class Pool:
         return worker.since + self.timeout
 
     def _patience(self) -> float | None:
-        """Seconds until the first worker has had its time; None if that never comes."""
+        """Return the seconds until the first deadline; None if no worker has one."""
         earliest = min(self._deadline(worker) for worker in self._team)
         if earliest == math.inf:
             return None
-        # The operating system takes no wait of many days; after an hour we look again.
+        # The operating system accepts no timeout of many days, so we wait at most an hour.
         return min(3600.0, max(0.0, earliest - time.monotonic()))
 
     def _end_late_workers(self, window: Window) -> None:
-        """End the workers that had their time, a stopped one too; their jobs are lost."""
+        """End the workers past their deadline, stopped ones too; their jobs are lost."""
         for worker in list(self._team):
             if time.monotonic() < self._deadline(worker):
                 continue
-            # What came in the meantime still counts.
+            # An answer that arrived in the meantime still counts.
             if worker.pipe.poll():
                 continue
             if worker.job is None:
-                # It could not start.
-                self._bury(worker, window)
+                # It did not start in time.
+                self._handle_death(worker, window)
                 continue
-            self._fire(worker)
+            self._remove(worker)
             _, task = window.open[worker.job]
             assert self.timeout is not None
-            window.lose(worker.job, late(task, self.timeout))
+            window.lose(worker.job, lose_late(task, self.timeout))
 
-    def _bury(self, worker: Worker, window: Window) -> None:
-        """A worker has died: its job is tried once more, then it is lost."""
+    def _handle_death(self, worker: Worker, window: Window) -> None:
+        """Handle the death of a worker: its job is tried once more, then it is lost."""
         # The pipe closes a little before the process has ended and its exit code is known.
         worker.process.join(1)
         died = f"process {worker.process.pid} died (exit code {worker.process.exitcode})"
         # Before the job is closed, which frees what the worker may still be reading.
-        self._fire(worker)
+        self._remove(worker)
         if worker.job is None:
             self._count_failed_start(died)
         elif worker.job not in window.died_once:
@@ -353,11 +355,15 @@ class Pool:
             window.lose(worker.job, Lost(task.to, "died", sentence))
 
     def _count_failed_start(self, died: str) -> None:
-        """Give up where workers end again and again before they have started."""
+        """Give up if workers end again and again before they have started.
+
+        Raises:
+            EngineError: :data:`STARTS` workers in a row did not start.
+        """
         self._failed_starts += 1
         if self._failed_starts < STARTS:
             return
-        advice = "take --engine serial."
+        advice = "use --engine serial."
         if self.start == "spawn":
             advice = (
                 'a script that trains must do so below `if __name__ == "__main__":`, since every '

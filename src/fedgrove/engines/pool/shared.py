@@ -1,4 +1,4 @@
-"""Trees in shared memory: one process writes them once, another reads them; no pipe is involved."""
+"""Trees in shared memory: one process writes them, others read them, without a pipe."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ALIGN = 64
 """Every leaf starts at a multiple of this many bytes: any dtype may be viewed there."""
 
 PREFIX = "fedgrove-"
-"""What the names of all blocks start with."""
+"""The names of all blocks start with this."""
 
 
 class SharedMemoryFull(EngineError):
-    """There is no room for a block."""
+    """Shared memory has no room for a block."""
 
 
 @dataclass(frozen=True)
 class Block:
     """Where trees lie in shared memory: the block's name, and the places of each tree's leaves.
 
-    The name is None where the trees hold no numbers, and so need no memory.
+    The name is None if the trees are empty and need no memory.
     """
 
     name: str | None
@@ -46,33 +46,33 @@ class Block:
 
 
 def fresh_name() -> str:
-    """An unused block name.
+    """Return an unused block name.
 
-    Whoever knows a block's name can drop it, even after the process that wrote it was killed.
+    A process that knows a block's name can free it, even if the process that wrote it was killed.
     """
     return PREFIX + secrets.token_hex(8)
 
 
 def put(forest: Forest, name: str | None = None) -> Block:
-    """Write trees into a new block. Whoever reads it last calls :func:`drop`."""
+    """Write trees into a new block. The last reader calls :func:`drop`."""
     index, size = lay_out(forest)
     # The operating system has no shared memory of size 0.
     if size == 0:
         return Block(None, index)
-    memory = _reserved(name or fresh_name(), size)
+    memory = _reserve(name or fresh_name(), size)
     buffer = torch.frombuffer(memory.buf, dtype=torch.uint8)
     write(forest, index, buffer)
-    # close() unmaps the memory without asking whether a tensor still points there: a later access
-    # would crash the process, so the name goes first.
+    # close() unmaps the memory even if a tensor still points to it, and a later access would crash
+    # the process. So the tensor is deleted first.
     del buffer
     memory.close()
     return Block(memory.name, index)
 
 
-def aligned(size: int) -> int:
-    """So many bytes, and those that are left out before the next leaf.
+def align(size: int) -> int:
+    """Round a number of bytes up to a multiple of :data:`ALIGN`.
 
-    >>> aligned(65)
+    >>> align(65)
     128
     """
     # -(-n // ALIGN) is n / ALIGN rounded up.
@@ -80,9 +80,9 @@ def aligned(size: int) -> int:
 
 
 def lay_out(forest: Forest) -> tuple[Index, int]:
-    """Where the leaves of trees go in a block, and how many bytes it has to have.
+    """Return where the leaves of trees go in a block, and the size of the block in bytes.
 
-    A tensor that several trees have in common is there once.
+    A tensor that several trees share is stored once.
     """
     index: list[tuple[Place, ...]] = []
     offsets: dict[int, int] = {}
@@ -92,15 +92,15 @@ def lay_out(forest: Forest) -> tuple[Index, int]:
         for leaf, value in tree.items():
             if id(value) not in offsets:
                 offsets[id(value)] = end
-                end += aligned(value.nbytes)
+                end += align(value.nbytes)
             places.append((leaf, value.dtype, tuple(value.shape), offsets[id(value)]))
         index.append(tuple(places))
     return tuple(index), end
 
 
 def write(forest: Forest, index: Index, buffer: Tensor) -> None:
-    """Copy trees to where :func:`lay_out` has put them in a buffer of bytes."""
-    # numpy copies small tensors in a third of the time that torch takes.
+    """Copy trees into a buffer of bytes, to the places from :func:`lay_out`."""
+    # numpy copies small tensors three times as fast as torch.
     target = buffer.numpy()
     written: set[int] = set()
     for tree, places in zip(forest, index, strict=True):
@@ -110,16 +110,16 @@ def write(forest: Forest, index: Index, buffer: Tensor) -> None:
                 continue
             written.add(offset)
             if dtype == torch.bfloat16:
-                # numpy has none.
+                # numpy has no bfloat16.
                 value = value.detach().view(torch.int16)
-            # Contiguous first: reshape leaves a vector with gaps as it is, which has no bytes.
+            # Contiguous first: reshape keeps a vector with gaps, which cannot be viewed as bytes.
             whole = np.ascontiguousarray(value.numpy(force=True))
             source = whole.reshape(-1).view(np.uint8)
             target[offset : offset + len(source)] = source
 
 
 def view(index: Index, buffer: Tensor) -> list[Tree]:
-    """The trees in a buffer, where they are; a tensor that they have in common is one tensor."""
+    """Return the trees in a buffer without copying; a shared tensor is one tensor."""
     views: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
     forest: list[Tree] = []
     for places in index:
@@ -134,10 +134,10 @@ def view(index: Index, buffer: Tensor) -> list[Tree]:
     return forest
 
 
-def _reserved(name: str, size: int) -> SharedMemory:
-    """A new block whose memory is really there.
+def _reserve(name: str, size: int) -> SharedMemory:
+    """Make a new block and allocate its memory.
 
-    Without asking for it, the first write into a full /dev/shm would kill the process.
+    Without the allocation, the first write into a full /dev/shm would kill the process.
     """
     try:
         memory = SharedMemory(name, create=True, size=size)
@@ -145,7 +145,7 @@ def _reserved(name: str, size: int) -> SharedMemory:
         raise _full(size, error) from None
     descriptor = getattr(memory, "_fd", -1)
     if descriptor < 0 or not hasattr(os, "posix_fallocate"):
-        # Neither on Windows nor on macOS, where memory is not in a file system of limited size.
+        # Windows and macOS have neither; their shared memory is no file system of limited size.
         return memory
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -159,12 +159,12 @@ def _reserved(name: str, size: int) -> SharedMemory:
 def _full(size: int, error: OSError) -> SharedMemoryFull:
     return SharedMemoryFull(
         f"shared memory has no room for {size / 2**20:.1f} MiB ({error.strerror or error}); free "
-        "some of /dev/shm, or take --engine serial."
+        "some of /dev/shm, or use --engine serial."
     )
 
 
 def get(block: Block) -> list[Tree]:
-    """Copies of the trees in a block."""
+    """Return copies of the trees in a block."""
     if block.name is None:
         return view(block.index, torch.empty(0, dtype=torch.uint8))
     memory = SharedMemory(block.name)
@@ -172,21 +172,21 @@ def get(block: Block) -> list[Tree]:
     forest = [
         {leaf: value.clone() for leaf, value in tree.items()} for tree in view(block.index, buffer)
     ]
-    # Before close(), as in put. The leaves are copies and do not point there.
+    # Before close(), as in put. The leaves are copies and do not point into the block.
     del buffer
     memory.close()
     return forest
 
 
 def drop(name: str | None) -> None:
-    """Free a block's memory; does nothing if the block is already gone or never existed."""
+    """Free a block's memory; do nothing if the block does not exist."""
     if name is None:
         return
     try:
         memory = SharedMemory(name)
     except (FileNotFoundError, ValueError):
-        # ValueError: one that was made a moment ago and has no size yet, when Ctrl-C came. Its
-        # file goes with the process.
+        # ValueError: Ctrl-C came just after the block was made, and it has no size yet. Its file
+        # goes with the process.
         return
     memory.close()
     memory.unlink()

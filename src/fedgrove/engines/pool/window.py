@@ -1,4 +1,4 @@
-"""The jobs of a map that are in progress."""
+"""The jobs of a pool that are in progress, and how long jobs take."""
 
 from __future__ import annotations
 
@@ -12,73 +12,73 @@ from ...errors import EngineError
 from ...runs.run import Run
 from ...trees import Tree
 from ...wire.message_costs import BroadcastCosts, count_task
-from ..work import unreadable
+from ..work import lose_unreadable
 from . import shared
-from .message import Failed, read, strip
+from .message import Failed, read_answer, strip
 from .shared import Block
 
 
-def _examples(run: Run, task: Task) -> int:
-    """How many examples a job is about."""
+def _count_examples(run: Run, task: Task) -> int:
+    """Return the number of training examples of a job's client."""
     try:
         return run.federation.info(task.to, task.round).examples
     except Exception:
-        # A client that cannot be made is lost, and its worker says why.
+        # The data of this client cannot be made; its worker reports why.
         return 0
 
 
 class Paces:
     """Seconds per example that jobs took, by run and verb: training takes longer than scoring.
 
-    A job whose kind was not measured yet counts as if it took longest: it starts at once, and is.
+    A kind of job that was not measured yet counts as the longest, so that it starts first.
     """
 
     def __init__(self) -> None:
-        # Runs that are gone take their numbers along.
+        # Weak keys: the numbers of a run go with the run.
         self._seconds: WeakKeyDictionary[Run, dict[str, float]] = WeakKeyDictionary()
 
     def note(self, run: Run, task: Task, seconds: float) -> None:
-        """A job took so long."""
-        measured = seconds / max(_examples(run, task), 1)
+        """Note how many seconds a job took."""
+        measured = seconds / max(_count_examples(run, task), 1)
         paces = self._seconds.setdefault(run, {})
-        # A worker may have been kept waiting: half of what was known stays.
+        # A moving average, because a worker may have had to wait for a core.
         paces[task.verb] = (measured + paces.get(task.verb, measured)) / 2
 
-    def expected(self, run: Run, task: Task) -> tuple[float, int]:
-        """How long a job will take: in seconds, if such jobs were measured; then its examples."""
-        examples = _examples(run, task)
+    def predict(self, run: Run, task: Task) -> tuple[float, int]:
+        """Predict the seconds that a job takes (infinite if not measured yet), and its examples."""
+        examples = _count_examples(run, task)
         pace = self._seconds.get(run, {}).get(task.verb, math.inf)
-        # A client without examples is not measured by them.
+        # A client without examples still takes some time.
         return pace * max(examples, 1), examples
 
 
 class Window:
-    """The jobs in progress: open ones, finished ones, and what they have in shared memory."""
+    """The jobs in progress: open ones, finished ones, and their blocks of shared memory."""
 
     def __init__(self, jobs: Iterator[Job], size: int, paces: Paces | None = None) -> None:
         self.jobs = jobs
         self.size = size
         self.paces = paces or Paces()
-        # Jobs are numbered from 0 in the order in which they come.
+        # Jobs are numbered from 0 in the order in which they arrive.
         self.next_job = 0
         self.next_answer = 0
         self.open: dict[int, Job] = {}
         self.running: set[int] = set()
-        # Jobs whose worker died: they are being tried again, for the last time.
+        # Jobs whose worker died: they are tried a second and last time.
         self.died_once: set[int] = set()
         self.done: dict[int, tuple[Job, Answer]] = {}
         self.sent = BroadcastCosts()
-        # Shared trees, by id. A tree is kept alive as long as its id is a key: the id of a tree
-        # that is gone could be given to another.
+        # Shared trees, by id. A tree is kept alive while its id is a key, because Python may reuse
+        # the id of a deleted tree.
         self.blocks: dict[int, Block] = {}
         self.users: dict[int, set[int]] = {}
         self.trees: dict[int, Tree] = {}
-        # The names of all blocks, noted before a block is made and crossed out after it is gone:
-        # Ctrl-C may come in between.
+        # The names of all blocks, added before a block is made and removed after it is freed,
+        # because Ctrl-C may come in between.
         self.names: set[str] = set()
 
     def fill(self) -> bool:
-        """Take jobs until the window is full; False when no job and no answer is left."""
+        """Take jobs until the window is full; return False if no job and no answer is left."""
         while self.next_job < self.next_answer + self.size:
             job = next(self.jobs, None)
             if job is None:
@@ -87,12 +87,12 @@ class Window:
             self.next_job += 1
         return bool(self.open or self.done)
 
-    def waiting(self, runs: list[Run]) -> int:
-        """How many open jobs of ``runs`` are not running yet."""
+    def count_waiting(self, runs: list[Run]) -> int:
+        """Count the open jobs of ``runs`` that are not running yet."""
         return sum(run in runs for job, (run, _) in self.open.items() if job not in self.running)
 
     def pick(self, runs: list[Run]) -> int | None:
-        """The longest open job of ``runs`` that is not running yet; it counts as running now.
+        """Pick the longest open job of ``runs`` that is not running, and mark it as running.
 
         Longest first: a long job that starts last would leave the other workers idle at the end.
         """
@@ -101,7 +101,7 @@ class Window:
         for job, (run, task) in self.open.items():
             if job in self.running or run not in runs:
                 continue
-            expected = self.paces.expected(run, task)
+            expected = self.paces.predict(run, task)
             if expected > most:
                 longest = job
                 most = expected
@@ -110,7 +110,7 @@ class Window:
         return longest
 
     def share(self, job: int, forest: list[Tree]) -> list[Block]:
-        """Put a job's trees into shared memory, each in a block of its own, once for all jobs."""
+        """Put each tree of a job into a shared block, unless another job has put it there."""
         blocks = []
         for tree in forest:
             key = id(tree)
@@ -124,7 +124,7 @@ class Window:
         return blocks
 
     def note(self, job: int, seconds: float) -> None:
-        """A job was answered after so many seconds."""
+        """Note the seconds after which a job was answered."""
         run, task = self.open[job]
         self.paces.note(run, task, seconds)
 
@@ -133,15 +133,15 @@ class Window:
         _, task = self.open[job]
         outcome: Answer | Failed
         try:
-            outcome = read(message)
+            outcome = read_answer(message)
         except Exception as error:
-            outcome = unreadable(task, error)
+            outcome = lose_unreadable(task, error)
         if isinstance(outcome, Failed):
             raise EngineError(outcome.sentence)
         self._close(job, outcome)
 
     def lose(self, job: int, lost: Lost) -> None:
-        """A job that will have no reply."""
+        """Finish a job that will have no reply."""
         self._close(job, lost)
 
     def _close(self, job: int, outcome: Answer) -> None:
@@ -151,7 +151,7 @@ class Window:
         self._release(job)
 
     def _release(self, job: int) -> None:
-        """Free the blocks that only finished jobs used, unless an open job will send the tree."""
+        """Free the blocks that no open job needs any more."""
         wanted: set[int] = set()
         for _, task in self.open.values():
             _, forest = strip(task)
@@ -166,11 +166,11 @@ class Window:
                 del self.trees[key]
 
     def take(self) -> tuple[Job, Answer]:
-        """The next answer in job order."""
+        """Return the next answer in job order."""
         (run, task), outcome = self.done.pop(self.next_answer)
         self.next_answer += 1
-        # Counted here and not in the worker: the cost depends on the masks that clients have been
-        # sent so far, which the server keeps track of; and in job order, as in every engine.
+        # Counted here, not in the worker: the cost depends on the masks that clients were sent so
+        # far, which the server knows. In job order, as in every engine.
         down = count_task(task, run.method.codec, run.known_state, self.sent)
         return (run, task), replace(outcome, cost={"down": down, **outcome.cost})
 
