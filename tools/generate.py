@@ -30,6 +30,7 @@ Files = dict[Path, str]
 GENERATORS = {
     "stub": "generate_methods:stub",
     "methods": "generate_methods:pages",
+    "data-sets": "generate_data_sets:table",
 }
 """Each generator as ``module:function``, imported only when it is needed."""
 

@@ -175,10 +175,18 @@ def _read_arrays(name: str, named_set: NamedSet, data_dir: str | Path | None) ->
         raise MissingError(
             f"{name} was not found: looked for {files} in {_list_folders(places)}"
             f"{_describe_incomplete(places, named_set.formats)}. {_advise(named_set)}; "
-            f"digits, motion, rooms, tags and diabetes need no files."
+            f"{_list_built_in()} need no files."
         )
     paths, file_format = found
     return read_unpacked(name, paths, lambda: file_format.read(paths))
+
+
+def _list_built_in() -> str:
+    # Imported here because the modules of the sets import this one.
+    from .sets import SETS
+
+    names = [name for name, named_set in SETS.items() if not named_set.needs_files]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def find_files(
