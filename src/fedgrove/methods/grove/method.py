@@ -368,6 +368,7 @@ class Grove(CommonParts):
                 new_views[report.of] = client_views.next_view(
                     state.client_views, report.of, state.models[group], state.down, mask
                 )
+            # Not of networks without a head: they have one group.
             if "evidence" in report.give:
                 heads[report.of] = report.give["evidence"].values["scores.head"].float()
             if group not in by_group:
