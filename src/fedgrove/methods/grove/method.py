@@ -37,7 +37,7 @@ FedAvg (:data:`PRESETS`, "off").
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -63,7 +63,6 @@ from ...core import (
 )
 from ...errors import InputError, UnfitError, check
 from ...nets import Net
-from ...parts.aggregate import Average
 from ...parts.common import CommonParts
 from ...parts.group import HELD
 from ...parts.objective import Proximal
@@ -73,17 +72,16 @@ from ...wire.codec import Bitmap, Smallest
 from . import byte_budget, client_views
 from .channel_masks import ChannelMasks, narrow_clients
 from .client import GroveClient, without_offset
-from .client_views import ClientViews
 from .head_evidence import (
     EVIDENCE,
     FEW,
-    Evidence,
     gathered,
     halves,
     regrouped,
     unlike_others,
 )
 from .stability import HeldOutGroups
+from .state import GroupRound, State, add_merits
 
 ALL = 0
 """The one group before groups are found; afterwards the group of clients that have none yet."""
@@ -91,52 +89,6 @@ OWN = ("none", "offset", "pulled", "chosen")
 SERVERS = ("auto", "views", "versions")
 READY = 0.9
 """Groups are looked for when this share of the clients that have reported has done so twice."""
-FADES = 0.9
-"""What clients reported of models in earlier rounds counts this share less with each round."""
-
-
-@dataclass(frozen=True)
-class State:
-    """The groups' models, the clients' views of them, and the evidence for groups."""
-
-    round: int
-    rounds: int
-    up: float
-    """The shares that are sent; given, or chosen to meet a budget."""
-    down: float
-    models: dict[int, Tree]
-    """By group, without what stays with clients."""
-    statistics: dict[int, Tree]
-    """By group: running statistics, which are sent whole."""
-    client_views: ClientViews
-    """What each client knows of its group's model."""
-    groups: dict[int, int]
-    evidence: Evidence
-    merits: dict[int, tuple[float, float]]
-    """By group: by how much clients do better with an offset than with personal models, summed over
-    validation examples, and how many those were. Older rounds count less."""
-    structure: PlainGroups
-    """Which channels fall together, where any may go."""
-    scores: dict[int, Tree]
-    """By group: how good each channel is, where any may go."""
-    narrow: dict[int, float]
-    """The share of channels of each client whose device cannot hold all."""
-    is_thin: bool = False
-    """Whether groups have lost channels."""
-    shared: float = 0.0
-    """How much of what is lasting in a client's updates its group has too."""
-    divided: int = -1
-    """The round in which groups were found."""
-
-
-@dataclass
-class GroupRound:
-    """What the clients of one group report in a round."""
-
-    mean: Average
-    clients: list[int] = field(default_factory=list)
-    merits: list[tuple[float, float]] = field(default_factory=list)
-    """By how much the offset was better, and on how many examples, of each client that says so."""
 
 
 @dataclass(frozen=True)
@@ -598,17 +550,6 @@ class Grove(CommonParts):
             stages.append(Train(pulled, self.local, "personal", "personal", mask="model.mask"))
         stages.append(Give(client.send, client.expected))
         return tuple(stages)
-
-
-def add_merits(
-    before: tuple[float, float], reported: Sequence[tuple[float, float]]
-) -> tuple[float, float]:
-    """What clients reported of either kind of model; what was reported earlier counts less."""
-    better, tried = before
-    for one, count in reported:
-        better += one * count
-        tried += count
-    return FADES * better, FADES * tried
 
 
 PRESETS = {

@@ -1,0 +1,70 @@
+"""What Grove's server remembers between rounds, and what it collects within one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...channels.submodel import PlainGroups
+from ...parts.aggregate import Average
+from ...trees import Tree
+from .client_views import ClientViews
+from .head_evidence import Evidence
+
+FADES = 0.9
+"""What clients reported of models in earlier rounds counts this share less with each round."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The groups' models, the clients' views of them, and the evidence for groups."""
+
+    round: int
+    rounds: int
+    up: float
+    """The shares that are sent; given, or chosen to meet a budget."""
+    down: float
+    models: dict[int, Tree]
+    """By group, without what stays with clients."""
+    statistics: dict[int, Tree]
+    """By group: running statistics, which are sent whole."""
+    client_views: ClientViews
+    """What each client knows of its group's model."""
+    groups: dict[int, int]
+    evidence: Evidence
+    merits: dict[int, tuple[float, float]]
+    """By group: by how much clients do better with an offset than with personal models, summed over
+    validation examples, and how many those were. Older rounds count less."""
+    structure: PlainGroups
+    """Which channels fall together, where any may go."""
+    scores: dict[int, Tree]
+    """By group: how good each channel is, where any may go."""
+    narrow: dict[int, float]
+    """The share of channels of each client whose device cannot hold all."""
+    is_thin: bool = False
+    """Whether groups have lost channels."""
+    shared: float = 0.0
+    """How much of what is lasting in a client's updates its group has too."""
+    divided: int = -1
+    """The round in which groups were found."""
+
+
+@dataclass
+class GroupRound:
+    """What the clients of one group report in a round."""
+
+    mean: Average
+    clients: list[int] = field(default_factory=list)
+    merits: list[tuple[float, float]] = field(default_factory=list)
+    """By how much the offset was better, and on how many examples, of each client that says so."""
+
+
+def add_merits(
+    before: tuple[float, float], reported: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    """What clients reported of either kind of model; what was reported earlier counts less."""
+    better, tried = before
+    for one, count in reported:
+        better += one * count
+        tried += count
+    return FADES * better, FADES * tried
