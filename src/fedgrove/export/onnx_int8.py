@@ -1,6 +1,6 @@
 """Changes to an ONNX graph that keep the int8 model's predicted classes close to the float model's.
 
-docs/evidence/export.md has the figures behind each of them.
+docs/evidence/export.md summarises what each of them is worth.
 """
 
 from __future__ import annotations
