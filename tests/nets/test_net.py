@@ -182,7 +182,7 @@ def test_a_tree_that_lacks_a_name() -> None:
     del tree["fc2.bias"]
     with pytest.raises(
         InputError,
-        match=r"no 'fc2.bias'; it must hold .*fc1.weight, fc1.bias, fc2.weight, fc2.bias",
+        match=r"no 'fc2.bias'; it must contain .*fc1.weight, fc1.bias, fc2.weight, fc2.bias",
     ):
         net(tree, torch.zeros(1, 2, 3).double(), False)
 

@@ -160,7 +160,7 @@ def _trace(
     """Return the proposed groups of a network, in the order in which their first layers run.
 
     The network's output is in no group. Groups that pass through a layer whose channels cannot be
-    told apart (LayerNorm, recurrent layers, grouped convolutions) are left out.
+    separated (LayerNorm, recurrent layers, grouped convolutions) are left out.
 
     Args:
         module: The network, which is traced in place: a copy.
@@ -200,7 +200,8 @@ def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
     # Imported here: it takes a second, and most methods prune no channels.
     import torch_pruning
 
-    # The graph is built by following autograd's.
+    # Eval mode, so that BatchNorm accepts a batch of one; gradients, because the graph is built by
+    # following autograd's.
     module.requires_grad_(True).eval()
     like = next(module.parameters())
     x = torch.zeros((1, *shape), dtype=like.dtype, device=like.device)
@@ -274,6 +275,7 @@ def _convert_group(
             spots = ()
         if spots is None:
             return None
+        # A group is named after a layer that makes its channels, never after a norm.
         if is_output and any(spot.role == "filter" for spot in spots):
             makers.append(label[part])
         for spot in spots:

@@ -28,7 +28,7 @@ MOST_FINDINGS = 16
 
 @dataclass(eq=False)
 class _CachedMask:
-    """A mask that was made here, valid as long as nobody writes into it."""
+    """A mask that was made here, valid until it is written into."""
 
     mask: Mask
     nbytes: int
@@ -54,7 +54,7 @@ class _MaskCache(threading.local):
         self.nbytes = 0
 
     def get(self, choice: Any) -> Mask | None:
-        """Return the mask of a choice, if there is one that nobody has written into."""
+        """Return the mask of a choice, if there is one that was not written into."""
         cached = self.by_choice.get(choice)
         if cached is None:
             return None
@@ -71,6 +71,7 @@ class _MaskCache(threading.local):
         # Torch does not count the writes into tensors of its inference mode.
         if any(leaf.is_inference() for leaf in leaves):
             return
+        # Counted once: a mask in the cache does not change its size.
         nbytes = sum(leaf.nbytes for leaf in leaves)
         self._insert(choice, _CachedMask(mask, nbytes, trees.count_writes(leaves)))
         while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:

@@ -135,6 +135,7 @@ class Slim:
         owner = torch.repeat_interleave(torch.tensor(sizes))
         best_of_group = [int(order[owner[order] == i][0]) for i in range(len(sizes))]
         is_best = torch.isin(order, torch.tensor(best_of_group, dtype=torch.long))
+        # The best of each group is kept first, so they reduce the room for all others.
         others = order[~is_best]
         room = max(0, round(density * len(order)) - len(best_of_group))
         kept = torch.zeros(len(order), dtype=torch.bool)

@@ -141,6 +141,7 @@ class SmallNet:
         for dim, index in self.kept[name].items():
             shape = list(leaf.shape)
             shape[dim] = self.full[name][dim]
+            # One dimension after the other: a filter can lose outputs and inputs.
             wide = leaf.new_full(shape, self.fill[name])
             leaf = wide.index_copy_(dim, index.to(leaf.device), leaf)
         return leaf

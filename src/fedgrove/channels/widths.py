@@ -92,6 +92,7 @@ def choose_largest_that_fits(
 
     def fits(channels: Channels) -> bool:
         small = cut_channels(net, channels).net.layout
+        # The same two conditions as in choose_width, for channels that are not the first ones.
         in_memory = small.memory(batch, optimiser_slots) <= info.memory
         in_time = small.macs <= info.speed * net.layout.macs
         return in_memory and in_time

@@ -104,7 +104,7 @@ def restore_state(locations: list[Location]) -> Iterator[None]:
     """Replace state by copies of it for a while, and restore it afterwards."""
     before: list[tuple[dict[str, Any], str, Any]] = []
     for part, key in locations:
-        # Looked up every time: a module that was copied has dictionaries of its own.
+        # Looked up every time: a copied module has other dictionaries.
         owner: dict[str, Any] = part._buffers if key in part._buffers else vars(part)
         value = owner.get(key, MISSING)
         before.append((owner, key, value))

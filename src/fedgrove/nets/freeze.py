@@ -48,8 +48,8 @@ def split_layers(
 ) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
     """Split the layers into the frozen ones and the rest, which begins with the first trained one.
 
-    This is what "the first quarter of the layers" means everywhere; :func:`freeze` says how layers
-    are counted.
+    This is what "the first quarter of the layers" means everywhere; :func:`freeze` explains
+    how layers are counted.
 
     Args:
         layout: The network.

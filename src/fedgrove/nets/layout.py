@@ -92,6 +92,7 @@ class Layout:
         # named_tensors puts the parameters first.
         count = sum(parameter.requires_grad for parameter in module.parameters())
         layers, frozen_macs, writes_input = _observe_layers(module, shape, tensors)
+        # Frozen parameters are not in the tree, so only the layout knows of them.
         frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.

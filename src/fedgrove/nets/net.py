@@ -77,12 +77,14 @@ class Net:
         self.problem = problem
         self.layout = Layout.of(module, shape)
         self._names, self._slots, self._constants = _find_slots(module)
+        # Copies of the constants for trees on another device or of another type.
         self._elsewhere: dict[tuple[torch.device, torch.dtype], list[Any]] = {}
         self._state = [locate(module, name) for name in self.layout.state]
         self._channels_last = bool(getattr(module, "channels_last", False))
         head = self.layout.head_layer
         self._head = None if head is None else module.get_submodule(head.name)
         self._nets: Mapping[str, Net] | None = None
+        # A weak reference: the full net caches its small nets, and neither may keep the other.
         self._whole = whole
         self._blank: Tree = {}
         self._blank_dtypes: list[torch.dtype] | None = None
@@ -230,7 +232,7 @@ class Net:
             return [tree[name] for name in self._names]
         except KeyError as error:
             raise InputError(
-                f"the tree has no '{error.args[0]}'; it must hold every parameter and buffer of "
+                f"the tree has no '{error.args[0]}'; it must contain every parameter and buffer of "
                 f"the net: {', '.join(self.layout.shapes)}."
             ) from None
 

@@ -37,7 +37,7 @@ class Mlp(nn.Module):
 # ---- windows of sensor readings ------------------------------------------------------------------
 
 
-# Classes, and not a change of the weights afterwards: whoever draws a layer's weights again
+# Classes, and not a change of the weights afterwards: code that draws a layer's weights again
 # (fedgrove.nets.Net.redraw) calls its reset_parameters.
 class GlorotConv2d(nn.Conv2d):
     """A convolution that starts as TensorFlow's do: Glorot uniform weights, zero biases."""

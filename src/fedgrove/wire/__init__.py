@@ -1,1 +1,1 @@
-"""Packets as bytes: codecs, messages, what receivers hold, and what it all costs."""
+"""Packets as bytes: codecs, messages, what receivers know, and the bytes of messages."""

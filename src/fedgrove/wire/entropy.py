@@ -140,7 +140,7 @@ def deflate(data: bytes | memoryview) -> bytes:
 
 
 def deflate_cached(content: Bytes) -> bytes:
-    """Compress bytes that nobody writes into, or look up the frame of equal ones.
+    """Compress bytes that are never written into, or look up the frame of equal ones.
 
     Clients that are sent different parts of a model get some of its layers in common, each its own
     copy. To compare contents takes a fiftieth of the time to compress them.
@@ -174,7 +174,7 @@ def inflate(frame: memoryview, n: int, what: str) -> bytes:
             claim = "no size" if no_size else f"{stated} bytes"
             raise WireError(f"the frame of {what} states {claim}; exactly {n} bytes are expected.")
         # With the size stated, the output is one block of n bytes and no window is allocated; a
-        # frame that holds more than it states is a ZstdError.
+        # frame with more than it states is a ZstdError.
         out = _ZSTD.reader.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"the frame of {what} cannot be read: {error}.") from error

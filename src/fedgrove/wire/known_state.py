@@ -129,7 +129,7 @@ class KnownState:
             self._used -= self.bank.pop(oldest).bytes
 
     def forget(self, client: int) -> None:
-        """Forget what a client knows: its task or its answer was lost, so nobody can tell."""
+        """Forget what a client knows: its task or its answer was lost, so it is uncertain."""
         for digest in self.digests.pop(client, {}).values():
             self._release(digest)
 

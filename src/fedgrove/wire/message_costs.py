@@ -24,7 +24,7 @@ from .known_state import KnownState
 T = TypeVar("T")
 
 NO_COSTS: Mapping[str, CostByPart] = {}
-"""The costs of packets that nobody has counted yet."""
+"""The costs of packets that were not counted yet."""
 
 EncodedMessage = tuple[bytes, dict[str, bytes], CostByPart]
 """A message as bytes: its head, each packet, and their length by part."""

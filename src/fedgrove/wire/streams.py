@@ -1,6 +1,6 @@
 """Streams of bytes, bits, symbols and numbers, each in the fewest bytes the tools allow.
 
-The format is specified in docs/wire.md. A stream never states how many items it holds: the reader
+The format is specified in docs/wire.md. A stream never states how many items it has: the reader
 knows that from the tensor's shape before it reads, so no length found in the bytes decides how much
 is allocated. A stream of no items is no bytes at all.
 """
@@ -225,7 +225,7 @@ def _placeholder(length: int) -> memoryview:
 def _framed_or_raw(packed: Bytes, is_own: bool = False) -> Chunks:
     """Return one zstandard frame, or the raw bytes where that gains nothing.
 
-    ``is_own``: nobody else can write into the bytes, so they may be cached.
+    ``is_own``: no other code can write into the bytes, so they may be cached.
     """
     # 4: room for the frame's length, so that the frame with it is never longer than the raw bytes.
     if len(packed) <= entropy.SMALLEST_FRAME + 4:

@@ -195,7 +195,7 @@ def _multiply_transposed(
 ):
     """A block of the weights' gradient: windows, transposed, times the gradient of what they made.
 
-    The sum over windows may be cut in ``PARTS``, each written to a place of its own.
+    The sum over windows may be split in ``PARTS``, each written to a separate place.
     """
     client = tl.program_id(2) // PARTS
     part = tl.program_id(2) % PARTS

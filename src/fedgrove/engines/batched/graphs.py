@@ -92,7 +92,7 @@ class CapturedStack:
         drawn_before = generator.get_state()
 
         # Libraries choose kernels and allocate workspaces on first use, which must not happen
-        # during the capture; torch asks for the warm-up to be on a stream of its own.
+        # during the capture; torch requires a separate stream for the warm-up.
         training_stream = torch.cuda.current_stream()
         warm_up_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm_up_stream.wait_stream(training_stream)

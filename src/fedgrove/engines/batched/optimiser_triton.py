@@ -140,7 +140,7 @@ def update(
     """Move ``carry[stage.end]`` and ``state`` by one step, in place, for the first clients.
 
     ``stage`` holds a number per client in place of each float; ``carry`` and ``grads`` hold the
-    first ``clients``, ``state`` all. ``active`` says who moves; None: all do.
+    first ``clients``, ``state`` all. ``active``: which clients move; None: all.
     """
     recipe = local.recipe(stage)
     optimiser: Any = recipe.optimiser

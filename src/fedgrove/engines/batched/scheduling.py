@@ -1,7 +1,7 @@
 """Work that overlaps: stages that take turns on a GPU, and threads that write clients' memories.
 
 Work that takes turns is a generator. It yields when it has launched all it can and would have to
-wait for the GPU; whoever resumes it waits with it.
+wait for the GPU; the caller that resumes it waits with it.
 """
 
 from __future__ import annotations
