@@ -360,10 +360,15 @@ def _read_object(data: Any, options: OwnDataOptions) -> tuple[str, Contents]:
     """Read a Python object, or a dictionary of them by client; return its name too."""
     if callable(getattr(data, "load_partition", None)) and hasattr(data, "num_partitions"):
         data = _read_partitions(data)
+    # A dictionary of x and y is the data of one source, not of clients called x and y.
     is_arrays = isinstance(data, Mapping) and "x" in data and _label_name(options) in data
     is_splits = isinstance(data, Mapping) and hasattr(data, "column_names")
     if not isinstance(data, Mapping) or is_arrays or is_splits:
-        name = "frame" if _is_frame(data) else "clients" if is_arrays else "arrays"
+        name = "arrays"
+        if _is_frame(data):
+            name = "frame"
+        elif is_arrays:
+            name = "clients"
         return name, [("", _read_one(data, options, "data"))]
     check(len(data) > 0, "data", data, "a dictionary with one client or more, by name")
     return "clients", _read_all(
@@ -428,8 +433,9 @@ def _read_parts(parts: Sequence[Any], owner: Any, source: str) -> ArrayData:
     """Read (x, y) or (x, y, client); ``owner`` is the client of each row if there is no third."""
     if len(parts) == 3:
         owner = parts[2]
-    client = None if owner is None else _as_array(owner)
-    return ArrayData(_as_array(parts[0]), _as_array(parts[1]), client, None, source)
+    if owner is not None:
+        owner = _as_array(owner)
+    return ArrayData(_as_array(parts[0]), _as_array(parts[1]), owner, None, source)
 
 
 def _as_array(values: Any) -> Array:
@@ -554,11 +560,16 @@ def _read_hugging_face(data: Any, options: OwnDataOptions, source: str) -> Conte
             f"the inputs of {source} are columns of different shapes ({list_some(listed)}); name "
             "the one, or the series of one length, that are inputs (channels)."
         )
-    x = np.stack(arrays, axis=1) if len(arrays) > 1 else arrays[0]
+    x = arrays[0]
+    if len(arrays) > 1:
+        # Each series is a channel.
+        x = np.stack(arrays, axis=1)
     if type(data.features[inputs[0]]).__name__ == "Image":
         # Grey images have no axis of channels, others have it last.
         x = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1)
-    owner = columns.get(options.client) if isinstance(options.client, str) else options.client
+    owner = options.client
+    if isinstance(owner, str):
+        owner = columns.get(owner)
     return _read_parts((x, columns[label]), owner, source)
 
 

@@ -138,17 +138,21 @@ def read_idx(path: Path, source: str = "its source") -> Array:
 def read_idx_set(paths: Sequence[Path]) -> Arrays:
     """Read the four files of MNIST or Fashion-MNIST, train and test parts together."""
     # The order of IDX_FILES: images and labels of the train part, then of the test part.
-    train = {"x": read_idx(paths[0])[:, None], "y": read_idx(paths[1])}
-    test = {"x": read_idx(paths[2])[:, None], "y": read_idx(paths[3])}
-    return _join_parts([train, test])
+    arrays = [read_idx(path) for path in paths]
+    return _join_grey(*arrays)
 
 
 def read_packed_grey(paths: Sequence[Path]) -> Arrays:
     """Read a packed npz with x_train, y_train, x_test, y_test."""
-    packed = read_npz(paths[0], ("x_train", "y_train", "x_test", "y_test"))
-    train = {"x": packed["x_train"][:, None], "y": packed["y_train"]}
-    test = {"x": packed["x_test"][:, None], "y": packed["y_test"]}
-    return _join_parts([train, test])
+    names = ("x_train", "y_train", "x_test", "y_test")
+    packed = read_npz(paths[0], names)
+    return _join_grey(*(packed[name] for name in names))
+
+
+def _join_grey(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> Arrays:
+    """Join train and test parts of images without an axis of channels."""
+    x = np.concatenate([train_x, test_x])[:, None]
+    return {"x": x, "y": np.concatenate([train_y, test_y])}
 
 
 def _idx_formats(packed: str, folders: Sequence[str]) -> tuple[FileFormat, ...]:
