@@ -62,7 +62,7 @@ class CaldasDropout(CommonParts):
     alike: bool = False
     """Whether all clients of a round train the same part."""
     draw: int = 0
-    """Seed of the draws, beside round and client; the run's own seed does not enter."""
+    """Seed of the draws, next to round and client; the run's own seed does not enter."""
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")

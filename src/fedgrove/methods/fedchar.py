@@ -1,4 +1,4 @@
-r"""FedCHAR: groups after a warm-up, and in each group a personal model beside the group's.
+r"""FedCHAR: groups after a warm-up, and in each group a personal model next to the group's.
 
 (Li et al., "Hierarchical clustering-based personalized federated learning for robust and fair human
 activity recognition", 2023; the dense baseline of CA-AFP's tables.)
@@ -96,7 +96,7 @@ class FedCHAR(CommonParts):
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     """How clients are divided by their updates."""
     ask: int = 1000
-    """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
+    """At most this many clients, drawn from the seed, form the groups; others join when drawn."""
     _: KW_ONLY
     codec: Codec = Dense()
 

@@ -241,7 +241,7 @@ class State:
 
 @dataclass(frozen=True)
 class FedGen(CommonParts):
-    """One model for all, and a generator of features that clients learn from beside their data."""
+    """One model for all, and a generator of features that clients learn from, too."""
 
     generated: GeneratedFeatures = GeneratedFeatures()
     """The term that makes clients learn from generated features; ``alpha`` is its weight."""
@@ -283,7 +283,7 @@ class FedGen(CommonParts):
         return {"model": Packet(state.model)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains, with the generator beside the model."""
+        """The cohort trains, with the generator next to the model."""
         send = {"model": Packet(state.model), "generator": Packet(state.generator)}
         settings = {"counts": state.counts}
         return [Task(k, send, settings) for k in cohort]

@@ -185,7 +185,7 @@ def factorable(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
 def split(update: Tree, energy: float) -> tuple[Tree, Tree, Tree, Tree]:
     """Updates by name as (what travels whole, u, s, v); their sum is what a receiver reads.
 
-    A matrix that takes too many factors travels whole beside factors of zeros, and the other way
+    A matrix that takes too many factors travels whole next to factors of zeros, and the other way
     round.
     """
     whole: Tree = {}
@@ -310,7 +310,7 @@ class State:
 
 @dataclass(frozen=True)
 class FedKD:
-    """A small model for all, sent as factors; beside it every client's own, which teaches it."""
+    """A small model for all, sent as factors; each client has a larger one, which teaches it."""
 
     distil: float = 1.0
     """The weight of what the two learn from each other; 0: there are no mentors."""
@@ -483,7 +483,7 @@ def recovered(give: Mapping[str, Packet], model: Tree) -> Tree:
 
 
 def begin_pair(carry: Carry, client: Client) -> Carry:
-    """The mentee as it came beside the client's mentor.
+    """The mentee as it came, next to the client's mentor.
 
     A mentor starts at the mentee, or where that is another network at its own start.
     """

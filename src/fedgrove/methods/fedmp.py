@@ -198,7 +198,7 @@ class FedMP(CommonParts):
     score: FilterL1 | FilterL2 = FilterL1()
     """Which filters are kept: the largest."""
     draw: int = 0
-    """Seed of the draws, beside round and client; the run's own seed does not enter."""
+    """Seed of the draws, next to round and client; the run's own seed does not enter."""
 
     def __post_init__(self) -> None:
         check(0 <= self.most < 1, "most", self.most, "in [0, 1)")

@@ -82,7 +82,7 @@ class FedSNIP(CommonParts):
     allocation: GlobalRank | Uniform = GlobalRank()
     """How the kept weights are divided among layers."""
     ask: int = 1000
-    """At most so many clients, drawn from the seed, are asked for sensitivities."""
+    """At most this many clients, drawn from the seed, are asked for sensitivities."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

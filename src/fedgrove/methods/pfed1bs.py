@@ -132,7 +132,7 @@ def project(projection: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def rows_of(numbers: int, share: float) -> int:
-    """How many bits a sketch of so many numbers has."""
+    """How many bits a sketch of n numbers has."""
     return max(1, round(share * numbers))
 
 

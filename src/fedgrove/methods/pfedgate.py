@@ -215,7 +215,7 @@ class GatedLoss(Objective):
     budget: float
 
     def more_macs(self, net: Net, forward: int) -> int:
-        """A gradient through the model, beside that of the gating layer."""
+        """A gradient through the model, in addition to that of the gating layer."""
         return GRADIENT_PASSES * net.nets["model"].layout.macs
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:

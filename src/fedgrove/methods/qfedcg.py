@@ -94,7 +94,7 @@ class QFedCG(FedAvg):
         return Uniform(self.bits, stochastic=False)(kept)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """The share of all parameters in so many bits, counted both ways as one.
+        """The share of all parameters in ``bits`` bits, counted both ways as one.
 
         That is AdFedWCP's number: 87.5 % less than FedAvg. Which parameters they are is not
         counted; the model itself comes down whole.

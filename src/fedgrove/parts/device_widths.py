@@ -17,7 +17,7 @@ from ..renamed import find_renamed
 from .local import LocalTraining
 
 LOOKED_AT = 100
-"""So many devices are looked at where there are too many to look at all."""
+"""How many devices are sampled where there are too many to look at all."""
 WHY_ALL = "fits models to devices (--set fit=false: all get the same)"
 
 

@@ -1,4 +1,4 @@
-"""Masks from scores: exactly so many weights per layer, or so many fewer and more than before."""
+"""Masks from scores: an exact number of weights per layer, or some fewer and some more."""
 
 from __future__ import annotations
 

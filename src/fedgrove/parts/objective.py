@@ -52,7 +52,7 @@ class Objective(ABC):
         return {}
 
     def more_macs(self, net: Net, forward: int) -> int:
-        """The multiply-accumulates per example beside those of the trained network, for the clock.
+        """The multiply-accumulates per example in addition to those of the network, for the clock.
 
         A teacher's pass or another network's; ``forward`` are those of one pass of the network.
         """

@@ -266,7 +266,7 @@ class GeometricMedian:
     """
 
     iterations: int = 100
-    """At most so many steps."""
+    """The most steps."""
     tolerance: float = 1e-6
     """Ends once a step is shorter than this share of the clients' median distance."""
     smooth: float = 1e-4
@@ -357,7 +357,7 @@ def kept_of(client: Sent, name: str, like: Tensor) -> Tensor:
 def median(values: Tensor, weights: Tensor) -> Tensor:
     """The weighted median along the first dimension.
 
-    If the weights divide exactly in halves, the mean of the two values beside the cut.
+    If the weights divide exactly in halves, the mean of the two values next to the cut.
 
     >>> median(torch.tensor([4.0, 1.0, 3.0]), torch.tensor([1.0, 1.0, 2.0]))
     tensor(3.)

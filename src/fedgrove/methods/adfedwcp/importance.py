@@ -71,7 +71,7 @@ def weighed(scores: Sequence[float]) -> list[float]:
 
 
 LONGEST = 100
-"""At most so many numbers per example are kept of a layer, N_emb."""
+"""The most numbers per example that are kept of a layer, N_emb."""
 
 
 def layers_of(layout: Layout) -> tuple[str, ...]:

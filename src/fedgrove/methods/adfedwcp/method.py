@@ -396,7 +396,7 @@ def _numbers_by_weight(layout: Layout, numbers: Tensor) -> tuple[list[str], Tens
 
 @dataclass(frozen=True)
 class _Start:
-    """The programme of a network's start, for up to so many centroids."""
+    """The programme of a network's start, for up to ``most`` centroids."""
 
     start: Tree
     most: int
@@ -489,7 +489,7 @@ def _weights_by_layer(layout: Layout) -> list[tuple[str, ...]]:
 
 
 def _counted_share(state: State, numbers: Sequence[float]) -> float:
-    """What the paper counts of a model with so many centroids per layer, as a share of dense."""
+    """What the paper counts of a model with these centroids per layer, as a share of dense."""
     bits = 32 * (state.size - sum(state.sizes))
     for weights, k in zip(state.sizes, numbers, strict=True):
         bits += clustered_bits(weights, 0, int(k)) if k else 32 * weights

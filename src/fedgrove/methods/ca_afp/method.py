@@ -134,7 +134,7 @@ class CAAFP(CommonParts):
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     """How clients are divided by their updates."""
     ask: int = 1000
-    """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
+    """At most this many clients, drawn from the seed, form the groups; others join when drawn."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

@@ -154,7 +154,7 @@ class RandomChannels:
     """
 
     draw: int = 0
-    """Seed of the draws, beside round and client; the run's own seed does not enter."""
+    """Seed of the draws, next to round and client; the run's own seed does not enter."""
 
     varies = True
     most = 1.0

@@ -20,11 +20,11 @@ from ...errors import check, unknown
 IMPORTANCES = ("mean", "sum")
 """Per weight, or of the whole layer: the sum ranks layers mostly by their size."""
 CONV_DIMENSIONS = 3
-"""A convolution's weight has so many dimensions or more; a linear layer's has two."""
+"""A convolution's weight has this many dimensions or more; a linear layer's has two."""
 LEAST_IMPORTANCE = 1e-6
 """Of the largest one: a layer of zeros counts as this important, so that 1 / I is finite."""
 HALVINGS = 200
-"""Bisection stops when its interval cannot be halved any more, and after so many steps at most."""
+"""Bisection stops when its interval cannot be halved any more, or after this many steps."""
 
 
 def candidates(

@@ -148,7 +148,7 @@ class FedAPTA(CommonParts):
     grouping: Hdbscan | None = Hdbscan()
     """How tasks are found; none: all devices are one group."""
     last: int = 1
-    """So many of the last fully connected layers are compared."""
+    """How many of the last fully connected layers are compared."""
     drift: bool = False
     """Whether devices correct for their drift (FedDC). Messages are then twice as long; with SGD
     only."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 REMEMBERED = 1000
-"""The updates of so many devices, those seen last, are kept and compared."""
+"""How many devices' updates, of those seen last, are kept and compared."""
 
 
 @dataclass(frozen=True)

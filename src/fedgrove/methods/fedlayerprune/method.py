@@ -97,7 +97,7 @@ class State:
     evidence: dict[str, float]
     """What clients measured of each layer; empty before they did, or where nothing is measured."""
     proportions: dict[int, float]
-    """How strong each device is beside the typical one; empty without ``devices``."""
+    """How strong each device is compared with the typical one; empty without ``devices``."""
     stability: float = 1.0
     """The share of mask bits that the last round left as they were."""
 

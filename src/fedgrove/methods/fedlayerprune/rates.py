@@ -356,7 +356,7 @@ def base_for(
 
 
 def proportion_of(info: ClientInfo, typical: ClientInfo, least: float = 0.25) -> float:
-    r"""How strong a device is beside the typical one: :math:`\min(1, b_k / b, s_k / s)`.
+    r"""How strong a device is compared with the typical one: :math:`\min(1, b_k / b, s_k / s)`.
 
     :math:`b` bandwidths, :math:`s` speeds; never below ``least``.
 

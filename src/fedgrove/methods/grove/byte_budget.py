@@ -125,15 +125,15 @@ class Exchange:
     model: Tree
     """What updates are like."""
     statistics: Tree
-    """What is sent whole beside them."""
+    """What is sent whole next to them."""
     evidence: int
-    """So many numbers are sent up as evidence, half of them 0."""
+    """How many numbers are sent up as evidence; half of them are 0."""
     metrics: Mapping[str, float]
     codec: Codec
     has_versions: bool
     """Whether the server sends the updates that a client has missed; or one update always."""
     room: float
-    """So many models' room is there for missed updates."""
+    """How much memory there is for missed updates, in models."""
 
     def bytes(self, share: float) -> float:
         """What one exchange of one client takes, both ways, on average over a run."""
@@ -228,7 +228,7 @@ def share_within(exchange: Exchange, share: str | float | None, budget: str | No
 
 
 def share_for(cost: Callable[[float], float], target: float) -> float:
-    """The share that costs so many bytes; ``cost`` rises with it.
+    """The share that costs a number of bytes; ``cost`` rises with it.
 
     >>> share_for(lambda share: 100 + 10_000 * share, 300)
     0.01991

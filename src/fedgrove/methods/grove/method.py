@@ -423,7 +423,7 @@ class Grove(CommonParts):
         return self._branched(state, dict(zip(ready, labels, strict=True)))
 
     def _branched(self, state: State, labels: Mapping[int, int]) -> State:
-        """Groups with the model that all had, beside that of clients who are in none yet."""
+        """Groups with the model that all had, next to that of ungrouped clients."""
         groups = {client: label + 1 for client, label in labels.items()}
         numbers = sorted(set(groups.values()))
         branched = replace(

@@ -1,4 +1,4 @@
-r"""Groups when the evidence supports them: a division must foretell what clients do later.
+r"""Groups when the evidence supports them: a division must predict what clients do later.
 
 Of every client two vectors are known, from its 1st, 3rd, 5th, ... and its 2nd, 4th, ... reports. A
 division is made from one half and tried on the other: noise, which is different in the two, cannot
@@ -19,11 +19,11 @@ from ...errors import check
 from ...parts.group import AverageLinkage, renumbered
 
 NEARLY = 0.9
-"""Fewer groups are taken where they foretell this share of what more groups do."""
+"""Fewer groups are taken where they predict this share of what more groups do."""
 SURE = 2.0
-"""By so many standard deviations a client must be more like itself than like others."""
+"""A client must be more like itself than like others by this many standard deviations."""
 MOST_STEPS = 20
-"""So often clients change groups at most until nobody is nearer to another."""
+"""The most rounds of moving clients to the group that is nearest to them."""
 
 
 class Found(NamedTuple):
@@ -35,10 +35,10 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldOutGroups:
-    r"""As many groups as foretell what a client does later, or one.
+    r"""As many groups as predict what a client does later, or one.
 
     :math:`a_k, b_k` -> what client k does unlike all others, from either half of its reports, of
-    length 1. A division of the :math:`a` foretells of client k the mean :math:`m_k` of the other
+    length 1. A division of the :math:`a` predicts of client k the mean :math:`m_k` of the other
     members of its group, which is tried on the other half:
 
     .. math::
@@ -46,8 +46,8 @@ class HeldOutGroups:
         \mathrm{foretold} = \frac{\sum_k b_k \cdot m_k}{(\sum_k |m_k|^2)^{1/2}}, \qquad
         \mathrm{shared} = \frac{\sum_k b_k \cdot m_k}{\sum_k b_k \cdot a_k}
 
-    More groups do not foretell more by themselves: a mean of few is noisier. Of 2 to ``most``
-    groups the fewest are taken that foretell nine tenths of the best. ``shared`` says how much of
+    More groups do not predict more by themselves: a mean of few is noisier. Of 2 to ``most``
+    groups the fewest are taken that predict nine tenths of the best. ``shared`` says how much of
     what is lasting in a client its group has too. Below ``least`` clients are each unlike the rest
     in a way of their own, and stay in one group. Both are means over the two ways to choose halves.
     Before that, clients must be more like themselves than like others at all (:func:`certainty`).
@@ -71,7 +71,7 @@ class HeldOutGroups:
             return Found([0] * count, 0.0)
         foretold = {}
         shared = {}
-        # A group of one foretells nothing.
+        # A group of one predicts nothing.
         numbers = range(2, min(self.most, count // 2) + 1)
         # Distances and merges of a half are the same for all numbers of groups.
         of_first = self.linkage.several(first, numbers)
@@ -92,7 +92,7 @@ class HeldOutGroups:
     def tried(
         self, made_of: Tensor, tried_on: Tensor, number: int, start: Sequence[int] | None = None
     ) -> tuple[float, float]:
-        """What a division of one half foretells of the other, and what its groups share."""
+        """What a division of one half predicts of the other, and what its groups share."""
         labels = torch.tensor(self.divide(made_of, number, start))
         expected = others_mean(made_of, labels)
         agreement = float((tried_on * expected).sum())
@@ -104,7 +104,7 @@ class HeldOutGroups:
         return agreement / length, agreement / lasting
 
     def divide(self, vectors: Tensor, number: int, start: Sequence[int] | None = None) -> list[int]:
-        """So many groups, or fewer, such that every row is nearest to the others of its own.
+        """At most ``number`` groups, such that every row is nearest to the others of its own.
 
         ``start`` is what the linkage gives for this number, where that is known.
         """

@@ -175,7 +175,7 @@ def tuning(objective: Objective, local: LocalTraining | None, epochs: int) -> Tr
 
 
 def for_epochs(local: LocalTraining | None, epochs: int) -> LocalTraining | None:
-    """The recipe for so many epochs."""
+    """The recipe for a number of epochs."""
     return None if local is None else replace(local, epochs=epochs)
 
 

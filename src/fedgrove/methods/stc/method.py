@@ -84,7 +84,7 @@ class STC(CommonParts):
     head: Literal["shared", "home"] = "shared"
     """Whether the last layer is shared, or stays with the client (ours)."""
     room: float = 4.0
-    """So many models' room the server takes for updates that clients may have missed."""
+    """How much memory the server takes for updates that clients may have missed, in models."""
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
@@ -199,7 +199,7 @@ class STC(CommonParts):
         }[verb]
 
     def _begin(self, carry: Carry, client: Client) -> Carry:
-        """The published model, with the client's own head if that stays at home."""
+        """The published model, with the client's own head if that stays on the client."""
         weights, _ = self._names(client.layout)
         received, rest = versions.receive(carry, trees.pick(client.start, weights))
         # Taken out, so that old and new clients have the same trees, and train at once.

@@ -83,7 +83,7 @@ def _largest_as_signs(x: Tensor, count: int) -> Tensor:
     # The mean in torch, as everywhere else: its bits depend on the order of the sum.
     mean = torch.from_numpy(np.abs(values).astype(np.float64)).mean().item()
     coded = np.zeros(len(numbers), numbers.dtype)
-    # A value of 0 beside one that is infinite has no number to stand for it.
+    # A value of 0 next to one that is infinite has no number to stand for it.
     with np.errstate(invalid="ignore"):
         coded[places] = np.sign(values) * numbers.dtype.type(mean) + 0.0
     return torch.from_numpy(coded).view(x.shape)
@@ -114,7 +114,7 @@ def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor]
 
 
 def golomb_bytes(numbers: int, share: float) -> float:
-    r"""What the paper counts for a ternary update of so many numbers (Sattler et al.).
+    r"""What the paper counts for a ternary update of n numbers (Sattler et al.).
 
     Each of :math:`k = pn` values takes a sign and its distance from the one before, Golomb coded:
     :math:`b = b^* + \frac{1}{1 - (1-p)^{2^{b^*}}}` bits, :math:`b^* = 1 + \lfloor \log_2

@@ -256,7 +256,7 @@ def _sum(updates: Iterable[Mapping[str, Tensor]], like: Mapping[str, Tensor]) ->
 
 
 def _recent(history: tuple[Tree, ...], room: float) -> tuple[Tree, ...]:
-    """The newest updates that fit into so many bytes."""
+    """The newest updates that fit into a number of bytes."""
     used = 0.0
     kept = 0
     for update in reversed(history):
