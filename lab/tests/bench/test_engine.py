@@ -360,6 +360,6 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no scene 'hra'" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["bench", "engine", "--device", "cuda"]) == 2
-        assert "torch sees no CUDA device here" in capsys.readouterr().err
+        assert "torch finds no CUDA device here" in capsys.readouterr().err
     assert main([*words, "--plot", "none/page.html"]) == 2
     assert "there is no folder 'none'" in capsys.readouterr().err
