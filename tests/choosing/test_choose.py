@@ -14,10 +14,16 @@ import pytest
 import torch
 
 import fedgrove as fg
-from fedgrove.choosing import hindsight as looking_back
+from fedgrove.choosing import choose as choosing
+from fedgrove.choosing.choice_report import (
+    average_validation,
+    command,
+    list_notes,
+    sentence,
+    use_validation_scores,
+)
 from fedgrove.choosing.choose import Choice
-from fedgrove.choosing.decision import Trial, go_on
-from fedgrove.choosing.words import command, notes_of, on_validation, sentence, validation_of
+from fedgrove.choosing.decision import Trial, select_promising
 from fedgrove.cli import main
 from fedgrove.errors import InputError
 from fedgrove.runs.folder import RunFolder
@@ -161,7 +167,7 @@ def test_hindsight_survives_an_interruption(
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(looking_back, "hindsight", interrupted)
+    monkeypatch.setattr(choosing, "assess_choice", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fg.choose(**TINY, budget="60kB", hindsight=True, out=out)
     kept = json.loads((out / "choice.json").read_text())["hindsight"]
@@ -181,7 +187,7 @@ def test_methods_that_one_seed_dropped_are_noted(chosen: Choice) -> None:
     rows = [dict(row) for row in chosen.rows]
     rows[-1] |= {"went_on": False, "score": 0.5}
     note = f"Tried on one seed, and not on this page: {rows[-1]['method']} (50.0 %)."
-    assert note in notes_of({**chosen.found, "rows": rows})
+    assert note in list_notes({**chosen.found, "rows": rows})
 
 
 @pytest.mark.parametrize("verb", ["report", "watch", "compare"])
@@ -210,17 +216,17 @@ def test_figures_of_a_summary_on_validation_data() -> None:
         "accuracy_mean": 0.99,
         "validation_clients": {"0": {"0": 0.5, "1": 0.7}, "3": {"0": 0.1, "1": 0.1}},
     }
-    found = on_validation(summary, 0)
+    found = use_validation_scores(summary, 0)
     assert found["accuracy_mean"] == pytest.approx(0.6)
     assert found["accuracy_worst"] == spread([0.5, 0.7])["accuracy_worst"]
-    assert validation_of({"validation_mean": 0.5}) == 0.5
+    assert average_validation({"validation_mean": 0.5}) == 0.5
     # 3 clients at .5 and 1 at .9: .6; a task nobody of which has validation data does not count.
     tasks = {
         "a": {"clients": 3, "validation_mean": 0.5},
         "b": {"clients": 1, "validation_mean": 0.9},
         "c": {"clients": 9, "validation_mean": None},
     }
-    assert validation_of({"tasks": tasks}) == pytest.approx(0.6)
+    assert average_validation({"tasks": tasks}) == pytest.approx(0.6)
 
 
 def test_data_made_in_python(tmp_path: Path) -> None:
@@ -288,7 +294,7 @@ def test_what_the_sentence_says() -> None:
     assert "b is within the noise of it and takes 100 kB" in near
     rising = sentence(asked, [made("a", 0.8, 1), made("b", 0.7, 1, 5, 0.6)], True)
     assert "b was still gaining when its trial ended" in rising
-    assert go_on([made("a", 0.8, 1), made("b", 0.7, 1)], 40) == ["a", "b"]
+    assert select_promising([made("a", 0.8, 1), made("b", 0.7, 1)], 40) == ["a", "b"]
 
 
 def test_commands_are_quoted() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedgrove.choosing.hindsight import hindsight
-from fedgrove.choosing.words import in_hindsight, print_choice
+from fedgrove.choosing.choice_report import explain_hindsight, print_choice
+from fedgrove.choosing.decision import assess_choice
 from fedgrove.runs.result import Failure
 
 FOUND: dict[str, Any] = {
@@ -41,7 +41,7 @@ def failure(why: str) -> Any:
 
 def looked_back(**ends: Any) -> dict[str, Any]:
     named = {name.replace("_", "-"): end for name, end in ends.items()}
-    return {**FOUND, "hindsight": hindsight(named, FOUND, None, 2, True)}
+    return {**FOUND, "hindsight": assess_choice(named, FOUND, None, 2, True)}
 
 
 def test_the_choice_failed_in_full(capsys: Any) -> None:
@@ -64,14 +64,14 @@ def test_another_failed_on_one_seed() -> None:
     back = found["hindsight"]
     assert (back["best"], back["behind"], back["failed"]) == ("a", 0, {"b": "no."})
     # Finding it took 1 of 6 seconds: three runs of two were finished.
-    assert in_hindsight(found) == (
+    assert explain_hindsight(found) == (
         "The choice was a: 60.0 % in full; it was the best in hindsight; finding it took 17 % of "
         "the 6 s of all in full."
     )
 
 
 def test_all_failed() -> None:
-    assert in_hindsight(looked_back(a_s0=failure("no."))) == (
+    assert explain_hindsight(looked_back(a_s0=failure("no."))) == (
         "None of them could be finished in full."
     )
 
@@ -82,4 +82,6 @@ def test_how_far_behind() -> None:
         a_s0=ended(0, 0.5), a_s1=ended(1, 0.7), b_s0=ended(0, 0.7), b_s1=ended(1, 0.8)
     )
     assert found["hindsight"]["behind"] == pytest.approx(0.15)
-    assert "60.0 % in full, 15 ± 5 points behind the best in hindsight, b;" in in_hindsight(found)
+    assert "60.0 % in full, 15 ± 5 points behind the best in hindsight, b;" in explain_hindsight(
+        found
+    )

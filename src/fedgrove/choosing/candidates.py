@@ -142,13 +142,13 @@ def fitting(
     chosen = []
     left_out = {}
     for candidate in asked:
-        why = _idle(candidate, situation) if names is None else ""
-        why = why or _too_large(candidate, situation)
+        why = _why_useless(candidate, situation) if names is None else ""
+        why = why or _why_too_large(candidate, situation)
         if not why:
             settings = (candidate.fitting,) if candidate.fitting and situation.small else ()
             fit = Chosen(candidate.method, settings)
             try:
-                fit, why = _within(fit, base, common, recipe, budget, federations)
+                fit, why = _fit_budget(fit, base, common, recipe, budget, federations)
             except InputError as error:
                 why = str(error)
         if why:
@@ -158,15 +158,15 @@ def fitting(
     return chosen, left_out
 
 
-def _idle(candidate: Candidate, situation: Situation) -> str:
-    """Why nothing would be learnt from trying it."""
+def _why_useless(candidate: Candidate, situation: Situation) -> str:
+    """Return why a trial of the method would show nothing new; "" if it would."""
     if not candidate.made_for or situation.there.intersection(candidate.made_for):
         return ""
     purposes = [MADE_FOR[each] for each in candidate.made_for]
     return f"it is made for {' or '.join(purposes)}, and here are none."
 
 
-def _too_large(candidate: Candidate, situation: Situation) -> str:
+def _why_too_large(candidate: Candidate, situation: Situation) -> str:
     if candidate.fitting is not None or not situation.small:
         return ""
     return (
@@ -176,7 +176,7 @@ def _too_large(candidate: Candidate, situation: Situation) -> str:
     )
 
 
-def _within(
+def _fit_budget(
     fit: Chosen,
     base: Experiment,
     common: Sequence[str],
@@ -204,7 +204,7 @@ def _within(
         try:
             plan(replace(base, method=fit.made(common, recipe, budget)), Path(), federations)
         except BudgetError as error:
-            return fit, _needs_more(error.needed, budget, run.rounds)
+            return fit, _explain_budget(error.needed, budget, run.rounds)
         return fit, ""
     least = each if isinstance(method.codec, Dense) else SHORTEST_CODE * each
     if least > budget:
@@ -215,8 +215,8 @@ def _within(
     return fit, ""
 
 
-def _needs_more(needed: float, budget: float, rounds: int) -> str:
-    """Why the budget is too small for a method that spends it, and which one would do."""
+def _explain_budget(needed: float, budget: float, rounds: int) -> str:
+    """Say that the budget is too small for a method that spends it, and which budget suffices."""
     # Two steps up: a trial's share of it is rounded to bytes too.
     enough = 10 * (math.floor(needed / RESERVE / 10) + 2)
     return (
@@ -227,7 +227,7 @@ def _needs_more(needed: float, budget: float, rounds: int) -> str:
     )
 
 
-def budget_of(text: str | None) -> float | None:
+def parse_budget(text: str | None) -> float | None:
     """A budget in bytes, for one client and the whole run, both ways."""
     return None if text is None else parse_size(text)
 

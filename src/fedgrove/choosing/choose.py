@@ -2,15 +2,15 @@
 
 ::
 
-    choice.json       what was asked for; at the end what was found
-    report.html       those that were tried on all seeds, on one page, by validation scores
+    choice.json       the request; at the end also the result
+    report.html       the methods that were tried on all seeds, by validation scores
     first/            all methods on the first seed, a sweep (:mod:`fedgrove.config.sweep`)
     second/           those that went on, on the other seeds
     full/             with ``hindsight``, every method on every seed in full
 
-All trials are as long: half of the full run's rounds. Shorter ones, of a fifth, were tried and say
-little of who is best in the end (docs/evidence/choosing.md). Seeds are saved instead, on methods
-that one seed shows to be far behind.
+All trials are equally long: half of the full run's rounds. A fifth of the rounds predicts poorly
+which method is best in the end (docs/evidence/choosing.md). Methods that are far behind on the
+first seed are not tried on the others.
 
 The same call on such a folder goes on where it was interrupted.
 """
@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from ..config.experiment import Experiment, Federations, load_own_data, shorthan
 from ..config.grid import list_seeds
 from ..config.plan import plan
 from ..core import Engine
-from ..data import Federation
+from ..data import ClientData, Federation
 from ..errors import EngineError, InputError, check
 from ..export.size import model_bytes
 from ..nets import Net
@@ -47,22 +49,23 @@ from ..problems import MixedProblem
 from ..runs.files import cannot_write, fresh_name, write_bytes
 from ..runs.folder import RunFolder
 from ..runs.result import Failure, Result
-from . import fingerprint
-from . import hindsight as looking_back
-from . import words as said
-from .candidates import Chosen, budget_of, count, fitting, size
-from .decision import Trial, go_on, ranked
+from ..trees import digest
+from . import choice_report
+from .candidates import Chosen, count, fitting, parse_budget, size
+from .decision import Trial, assess_choice, rank_trials, select_promising
 
 FILE = "choice.json"
 SHARE = 0.5
 """Of the full run's rounds, in a trial."""
+LAZY_CLIENTS_READ = 100
+"""Clients of a lazy federation that its fingerprint reads: there may be a million."""
 LEAST_ROUNDS = 2
 """A trial scores clients in the middle and at the end."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was found: ``pick``, ``command``, ``rows`` and ``left_out``; ``table()`` prints it."""
+    """A recommendation: ``pick``, ``command``, ``rows`` and ``left_out``; ``table()`` prints it."""
 
     found: Mapping[str, Any]
     """What choice.json holds."""
@@ -87,17 +90,17 @@ class Choice:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why each other one was not."""
+        """Why each other method was not tried."""
         return dict(self.found["left_out"])
 
     def table(self) -> None:
         """Print the table, the choice and why, and the command."""
-        said.print_choice(self.found, self.path)
+        choice_report.print_choice(self.found, self.path)
 
 
 @dataclass(frozen=True)
 class ChoicePlan:
-    """What a person asked for, with nothing left open."""
+    """A request with all its defaults filled in."""
 
     base: Experiment
     words: Mapping[str, Any]
@@ -166,11 +169,11 @@ def choose_method(options: ChooseOptions) -> Choice:
     """Do what :func:`choose` does."""
     planned = plan_choice(options)
     if options.dry_run:
-        return Choice(said.plan_of(planned), None)
+        return Choice(choice_report.describe_plan(planned), None)
     folder = _folder(planned, options.out)
     with open_engine(options) as engine:
         _begin(folder, planned)
-        with _said_what_to_do(folder):
+        with _advise_on_interrupt(folder):
             return _find(planned, folder, engine, options.progress, options.hindsight)
 
 
@@ -178,11 +181,11 @@ def choose_method(options: ChooseOptions) -> Choice:
 
 
 def plan_choice(options: ChooseOptions) -> ChoicePlan:
-    """Everything checked, nothing written."""
+    """Check the request and plan the trials; nothing is written."""
     options.check()
     given = options.given
     settings = shorthand_settings(vars(options))
-    wanted = budget_of(options.budget)
+    wanted = parse_budget(options.budget)
     names = options.methods
     if isinstance(names, str):
         names = [names]
@@ -223,7 +226,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         budget_text=options.budget,
         seeds=tuple(seeds),
         rounds=rounds,
-        trial=_length(options.trial, rounds),
+        trial=_choose_trial_rounds(options.trial, rounds),
         chosen=chosen,
         left_out=left_out,
         federations=federations,
@@ -233,7 +236,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
     )
 
 
-def _length(trial: int | None, rounds: int) -> int:
+def _choose_trial_rounds(trial: int | None, rounds: int) -> int:
     """The rounds of a trial."""
     if trial is None:
         return min(rounds, max(LEAST_ROUNDS, math.ceil(SHARE * rounds)))
@@ -268,14 +271,14 @@ def _check_can_be_judged(run: Any) -> None:
 # ---- the folder ----------------------------------------------------------------------------------
 
 
-def _asked(planned: ChoicePlan) -> dict[str, Any]:
+def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
     """What decides the outcome, as choice.json keeps it."""
-    words = {word: said.plain(value) for word, value in planned.words.items()}
+    words = {word: choice_report.plain(value) for word, value in planned.words.items()}
     prints = {}
     if isinstance(planned.base.data, Federation):
-        prints["data"] = fingerprint.of_data(planned.base.data)
+        prints["data"] = fingerprint_data(planned.base.data)
     if isinstance(planned.base.net, nn.Module):
-        prints["net"] = fingerprint.of_net(planned.base.net)
+        prints["net"] = fingerprint_net(planned.base.net)
     return {
         **words,
         **({"fingerprints": prints} if prints else {}),
@@ -285,6 +288,33 @@ def _asked(planned: ChoicePlan) -> dict[str, Any]:
         "trial": planned.trial,
         "seeds": list(planned.seeds),
     }
+
+
+def fingerprint_data(federation: Federation) -> str:
+    """Return hexadecimal digits that federations of equal examples and devices share."""
+    summed = blake2b(digest_size=16)
+    summed.update(f"{len(federation.clients)}\0{federation.labels}\0".encode())
+    if federation.is_lazy:
+        for k in islice(federation.ids, LAZY_CLIENTS_READ):
+            summed.update(_fingerprint_client(federation.client(k)))
+    else:
+        for data in federation.all_data():
+            summed.update(_fingerprint_client(data))
+    return summed.hexdigest()
+
+
+def _fingerprint_client(data: ClientData) -> bytes:
+    tensors = {}
+    for name in ("train", "validation", "test"):
+        part = getattr(data, name)
+        tensors[f"{name}.x"] = part.x
+        tensors[f"{name}.y"] = part.y
+    return digest(tensors) + repr(data.info).encode()
+
+
+def fingerprint_net(net: nn.Module) -> str:
+    """Return hexadecimal digits that modules of equal layers and parameters share."""
+    return blake2b(repr(net).encode() + digest(net.state_dict()), digest_size=16).hexdigest()
 
 
 def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
@@ -305,7 +335,7 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
         asked = json.loads((folder / FILE).read_text())["asked"]
     except (ValueError, KeyError, OSError):
         raise InputError(f"{folder / FILE} cannot be read; give another folder.") from None
-    wanted = _asked(planned)
+    wanted = _describe_request(planned)
     if _without_fingerprints(asked) == _without_fingerprints(wanted) and asked != wanted:
         raise InputError(
             f"{folder} holds a choice for another data set or net that was made in Python, and "
@@ -325,7 +355,7 @@ def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begin(folder: Path, planned: ChoicePlan) -> None:
     if not (folder / FILE).is_file():
-        _write(folder, {"asked": _asked(planned), "state": "unfinished"})
+        _write(folder, {"asked": _describe_request(planned), "state": "unfinished"})
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
@@ -337,8 +367,8 @@ def _write(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _said_what_to_do(folder: Path) -> Iterator[None]:
-    """An interruption says how to go on with the whole choice, not with one of its sweeps."""
+def _advise_on_interrupt(folder: Path) -> Iterator[None]:
+    """Make an interruption say how to continue the choice, not one of its sweeps."""
     how = f"What is trained is kept; the same words with --out {folder} go on from there."
     try:
         yield
@@ -354,19 +384,19 @@ def _said_what_to_do(folder: Path) -> Iterator[None]:
 def _find(
     planned: ChoicePlan, folder: Path, engine: Engine, progress: bool, with_hindsight: bool
 ) -> Choice:
-    """Both trials, the choice, and perhaps what it is worth in hindsight."""
+    """Run both trials and choose; if requested, train all methods in full."""
     names = [fit.method for fit in planned.chosen]
     left_out = dict(planned.left_out)
     first, *others = planned.seeds
     ends = _train(planned.trials(names, [first]), folder / "first", planned, engine, progress)
-    early = _judged(planned, names, [first], ends, left_out)
+    early = _judge(planned, names, [first], ends, left_out)
     going_on = names
     if others:
-        going_on = go_on(list(early.values()), planned.rounds)
+        going_on = select_promising(list(early.values()), planned.rounds)
         runs = planned.trials(going_on, others)
         if runs:
             ends |= _train(runs, folder / "second", planned, engine, progress)
-    later = _judged(
+    later = _judge(
         planned, [name for name in going_on if name in early], planned.seeds, ends, left_out
     )
     if not later:
@@ -376,31 +406,31 @@ def _find(
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise EngineError(f"no method could be judged. {reasons}")
     behind = [each for name, each in early.items() if name not in {*later, *left_out}]
-    trials = [*ranked(list(later.values())), *ranked(behind)]
+    trials = [*rank_trials(list(later.values())), *rank_trials(behind)]
     cost = {
         "rounds": planned.trial * len(ends),
         "rounds_in_full": planned.rounds * len(names) * len(planned.seeds),
-        "seconds": round(sum(_seconds(end) for end in ends.values()), 1),
+        "seconds": round(sum(_read_seconds(end) for end in ends.values()), 1),
     }
-    found = said.found_of(planned, trials, len(later), left_out, cost)
-    page = said.write_page(ends, trials[: len(later)], found, folder)
-    found = {"asked": _asked(planned), "state": "done", "page": page, **found}
-    before = _hindsight_before(folder, found)
+    found = choice_report.describe_choice(planned, trials, len(later), left_out, cost)
+    page = choice_report.write_page(ends, trials[: len(later)], found, folder)
+    found = {"asked": _describe_request(planned), "state": "done", "page": page, **found}
+    before = _read_hindsight(folder, found)
     if before is not None:
-        # Full runs are dear: what they said stays until they are looked at again.
+        # Full runs take long: their result stays until they are run again.
         found["hindsight"] = before
     _write(folder, found)
     if with_hindsight:
         whole = _train(planned.in_full(), folder / "full", planned, engine, progress)
-        found["hindsight"] = looking_back.hindsight(
+        found["hindsight"] = assess_choice(
             whole, found, planned.budget, planned.clients, trials[0].more_is_better
         )
         _write(folder, found)
     return Choice(found, folder, trials)
 
 
-def _hindsight_before(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What an earlier call found in hindsight of the same choice."""
+def _read_hindsight(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an earlier call with the same choice found in full runs."""
     try:
         before = json.loads((folder / FILE).read_text())
     except (ValueError, OSError):
@@ -430,7 +460,7 @@ def _train(
     return sweeps.watched(folder, experiments, total, run, not progress)
 
 
-def _judged(
+def _judge(
     planned: ChoicePlan,
     names: Sequence[str],
     seeds: Sequence[int],
@@ -446,7 +476,7 @@ def _judged(
             left_out[name] = f"a run failed: {failed[0].why}"
             continue
         results = [end for end in own if isinstance(end, Result)]
-        trial = trial_of(name, results, planned.trial, planned.rounds, planned.net)
+        trial = make_trial(name, results, planned.trial, planned.rounds, planned.net)
         if planned.budget is not None and trial.bytes_each > planned.budget:
             left_out[name] = (
                 f"by its trial of {count(planned.trial, 'round')} a client would send and receive "
@@ -458,7 +488,7 @@ def _judged(
     return trials
 
 
-def trial_of(
+def make_trial(
     name: str, results: Sequence[Result], rounds: int, full_rounds: int, net: Net
 ) -> Trial:
     """What the runs of one method, one for each seed, showed on validation data."""
@@ -476,7 +506,7 @@ def trial_of(
         size_of_run = model_bytes(result.folder, net)
         if size_of_run is not None:
             sizes.append(size_of_run)
-    half, at_half = _middle([result.folder for result in results], rounds)
+    half, at_half = _find_middle_score([result.folder for result in results], rounds)
     by_length = []
     for length in first["validation_clients"]:
         clients = {}
@@ -508,13 +538,13 @@ def trial_of(
     return replace(best, untuned=untuned.score)
 
 
-def _middle(folders: Sequence[RunFolder], rounds: int) -> tuple[int, float]:
+def _find_middle_score(folders: Sequence[RunFolder], rounds: int) -> tuple[int, float]:
     """The round in the middle in which clients were scored, and the mean then; 0 if none."""
     half = math.ceil(rounds / 2)
     means = []
     for folder in folders:
         for line in folder.metrics():
-            mean = said.validation_of(line)
+            mean = choice_report.average_validation(line)
             if line["round"] == half and mean is not None:
                 means.append(mean)
     if half >= rounds or len(means) != len(folders):
@@ -522,5 +552,5 @@ def _middle(folders: Sequence[RunFolder], rounds: int) -> tuple[int, float]:
     return half, math.fsum(means) / len(means)
 
 
-def _seconds(end: Result | Failure) -> float:
+def _read_seconds(end: Result | Failure) -> float:
     return float(end.summary["seconds"]) if isinstance(end, Result) else 0.0

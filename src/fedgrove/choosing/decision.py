@@ -9,11 +9,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..report.seed_averages import strip_seed
+from ..runs.result import Failure, Result
 from ..runs.scoring import spread
 
 LEAST_ON = 2
-"""So many go on by their scores, and as many by where they are heading, at least."""
+"""The least number that go on by their scores, and the least by their predicted scores."""
 CLEAR = 2.0
 """A lead of so many standard errors is clear."""
 
@@ -23,7 +26,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Trial:
-    """What some rounds of one method showed."""
+    """The result of a few rounds of one method."""
 
     method: str
     rounds: int
@@ -70,8 +73,8 @@ class Trial:
         return 1 if self.more_is_better else -1
 
 
-def heading(trial: Trial, full_rounds: int) -> float:
-    """Where a method would be after all rounds, if every doubling of them gave as much again.
+def predict_full_score(trial: Trial, full_rounds: int) -> float:
+    """Predict the score after all rounds, if every doubling of rounds gains as much as the last.
 
     v(T) = v(r) + log2(T / r) (v(r) - v(h)) / log2(r / h), of the scores v before fine-tuning in
     rounds h < r < T; never worse than the score that the method has already. It is a guess in
@@ -85,27 +88,27 @@ def heading(trial: Trial, full_rounds: int) -> float:
     return trial.sign * max(trial.sign * guess, trial.sign * trial.score)
 
 
-def go_on(trials: Sequence[Trial], full_rounds: int) -> list[str]:
+def select_promising(trials: Sequence[Trial], full_rounds: int) -> list[str]:
     """The methods that are tried on more seeds, in the order they were tried.
 
-    A quarter by their scores and a quarter by where they are :func:`heading`, so that one that
-    starts slowly is not lost; often these are the same.
+    A quarter by their scores and a quarter by :func:`predict_full_score`, so that a method that
+    starts slowly is not dropped; often both quarters are the same methods.
     """
     each = max(LEAST_ON, math.ceil(len(trials) / 4))
     by_score = sorted(trials, key=lambda t: -t.sign * t.score)
-    by_heading = sorted(trials, key=lambda t: -t.sign * heading(t, full_rounds))
+    by_heading = sorted(trials, key=lambda t: -t.sign * predict_full_score(t, full_rounds))
     chosen = {trial.method for trial in (*by_score[:each], *by_heading[:each])}
     return [trial.method for trial in trials if trial.method in chosen]
 
 
-def ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """The best score first; of equal ones, who sends less."""
+def rank_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Sort trials: the best score first; of equal scores, the one that sends less."""
     return sorted(trials, key=lambda t: (-t.sign * t.score, t.bytes_each))
 
 
 @dataclass(frozen=True)
 class Margin:
-    """By how much one method is better than another, over the clients that both served."""
+    """By how much one method is better than another, over the clients of both."""
 
     lead: float
     """Positive if it is better, whichever way the metric goes."""
@@ -117,23 +120,23 @@ class Margin:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is more than noise would give, and so on every one of several seeds."""
+        """Whether it is more than noise, on each of several seeds."""
         is_large = self.error is not None and self.lead > CLEAR * self.error
         return is_large and self.seeds_ahead == self.seeds and not self.is_one_seed
 
     @property
     def is_one_seed(self) -> bool:
-        """Whether another seed might say something else: clients of one seed share a model."""
+        """Whether there is one seed only: its clients share a model; another seed may differ."""
         return self.seeds <= 1
 
     @property
     def is_noise(self) -> bool:
-        """Whether it is not even one standard error, or not there on most of the seeds."""
+        """Whether it is below one standard error, or absent on most of the seeds."""
         is_on_most = 2 * self.seeds_ahead > self.seeds
         return self.error is None or self.lead <= self.error or not is_on_most
 
 
-def margin(trial: Trial, other: Trial) -> Margin:
+def measure_margin(trial: Trial, other: Trial) -> Margin:
     """The mean difference, paired by seed and client.
 
     d_sk = a_sk - b_sk;  lead = mean(d);  error = sd(d) / sqrt(n). Clients of one seed have a model
@@ -153,3 +156,98 @@ def margin(trial: Trial, other: Trial) -> Margin:
         error = statistics.stdev(gaps.values()) / math.sqrt(len(gaps))
     lead = math.fsum(gaps.values()) / max(1, len(gaps))
     return Margin(lead, error, len(gaps), len(seeds), ahead)
+
+
+# ---- afterwards ----------------------------------------------------------------------------------
+
+
+def assess_choice(
+    ends: Mapping[str, Result | Failure],
+    found: Mapping[str, Any],
+    budget: float | None,
+    clients: int,
+    more_is_better: bool,
+) -> dict[str, Any]:
+    """Compare the choice with all methods trained in full, by test data that it never saw.
+
+    Each method is taken at its best number of fine-tuning epochs on test data; the choice keeps the
+    number that it was chosen with. A method with a failed run is listed, but not compared, because
+    the means of the others are over all seeds.
+
+    Returns:
+        The methods in full, best first, and how far behind the best one the choice is.
+    """
+    sign = 1 if more_is_better else -1
+    scores: dict[tuple[str, int], dict[int, float]] = {}
+    sent: dict[str, list[float]] = {}
+    seconds = 0.0
+    failed: dict[str, str] = {}
+    for name, end in ends.items():
+        if isinstance(end, Failure):
+            failed.setdefault(strip_seed(name), end.why)
+            continue
+        summary = end.summary
+        label = strip_seed(name)
+        seconds += summary["seconds"]
+        each = (summary["bytes_up"] + summary["bytes_down"]) / clients
+        sent.setdefault(label, []).append(each)
+        for length, scores_of_run in summary["finetune"].items():
+            scores.setdefault((label, int(length)), {})[summary["seed"]] = _mean_over_clients(
+                summary, scores_of_run
+            )
+    rows: list[dict[str, Any]] = []
+    for label, taken in sent.items():
+        if label in failed:
+            continue
+        own = {length: by_seed for (of, length), by_seed in scores.items() if of == label}
+        best = max(own, key=lambda length: (sign * _mean(own[length]), -length))
+        each = math.fsum(taken) / len(taken)
+        rows.append(
+            {
+                "method": label,
+                "epochs": best,
+                "test": round(_mean(own[best]), 6),
+                "bytes_each": round(each),
+                "within_budget": budget is None or each <= budget,
+            }
+        )
+    rows.sort(key=lambda row: -sign * row["test"])
+    fitting = [row for row in rows if row["within_budget"]]
+    assessed = {
+        "rows": rows,
+        "failed": failed,
+        "pick": found["pick"],
+        "seconds": round(seconds, 1),
+    }
+    if not fitting:
+        return assessed
+    best_row = fitting[0]
+    assessed["best"] = best_row["method"]
+    assessed["best_test"] = best_row["test"]
+    if found["label"] in failed:
+        return assessed
+    picked = scores[(found["label"], found["epochs"])]
+    best_scores = scores[(best_row["method"], best_row["epochs"])]
+    gaps = [sign * (best_scores[seed] - picked[seed]) for seed in picked]
+    error = None
+    if len(gaps) > 1:
+        error = round(statistics.stdev(gaps) / math.sqrt(len(gaps)), 6)
+    return {
+        **assessed,
+        "pick_test": round(_mean(picked), 6),
+        "behind": round(math.fsum(gaps) / len(gaps), 6),
+        "behind_error": error,
+    }
+
+
+def _mean(by_seed: Mapping[int, float]) -> float:
+    return math.fsum(by_seed.values()) / len(by_seed)
+
+
+def _mean_over_clients(summary: Mapping[str, Any], scores_of_run: Mapping[str, Any]) -> float:
+    """The mean over the clients of a run, for one number of epochs."""
+    if "tasks" not in scores_of_run:
+        return float(scores_of_run[f"{summary['metric']}_mean"])
+    tasks = scores_of_run["tasks"].values()
+    clients = sum(task["clients"] for task in tasks)
+    return float(math.fsum(task["clients"] * task["mean"] for task in tasks) / clients)

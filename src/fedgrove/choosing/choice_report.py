@@ -1,4 +1,4 @@
-"""What is said of a choice: a table, the choice and why, the command, a page."""
+"""Report a choice between methods: the table, the reasons, the command, the HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.result import Failure, Result
 from ..runs.scoring import spread
 from .candidates import RESERVE, count, size
-from .decision import Margin, Trial, heading, margin
+from .decision import Margin, Trial, measure_margin, predict_full_score
 
 if TYPE_CHECKING:
     from .choose import ChoicePlan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # ---- what was found ------------------------------------------------------------------------------
 
 
-def found_of(
+def describe_choice(
     planned: ChoicePlan,
     trials: Sequence[Trial],
     judged: int,
@@ -56,8 +56,8 @@ def found_of(
     }
 
 
-def plan_of(planned: ChoicePlan) -> dict[str, Any]:
-    """Who would be tried."""
+def describe_plan(planned: ChoicePlan) -> dict[str, Any]:
+    """The methods that would be tried."""
     return {
         "would_try": [fit.method for fit in planned.chosen],
         "trial_rounds": planned.trial,
@@ -82,7 +82,7 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
         "epochs": trial.epochs,
         "score": round(trial.score, 6),
         "worst_tenth": round(trial.worst_tenth, 6),
-        "heading": round(heading(trial, planned.rounds), 6),
+        "heading": round(predict_full_score(trial, planned.rounds), 6),
         "bytes_each": round(trial.bytes_each),
         "model_bytes": None if trial.model_bytes is None else round(trial.model_bytes),
         "seconds": round(trial.seconds, 1),
@@ -90,7 +90,7 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
 
 
 def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str:
-    """Whom to take and why, by how much, and how sure that is."""
+    """Say which method to take, why, by how much it is ahead, and how certain that is."""
     pick = final[0]
 
     def shown(value: float) -> str:
@@ -109,14 +109,14 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str
         f"of {count(planned.rounds, 'round')}{spent}."
     ]
     if len(final) > 1:
-        parts.append(_lead(margin(pick, final[1]), final[1].method, is_share))
-    cheaper = _cheaper(final)
+        parts.append(_explain_lead(measure_margin(pick, final[1]), final[1].method, is_share))
+    cheaper = _find_cheaper(final)
     if cheaper is not None:
         parts.append(
             f"{cheaper.method} is within the noise of it and takes {size(cheaper.bytes_each)}: "
-            "take that if bytes are dear."
+            "take that one on a slow network."
         )
-    rising = _rising(final, planned.rounds)
+    rising = _find_rising(final, planned.rounds)
     if rising is not None:
         parts.append(
             f"{rising.method} was still gaining when its trial ended, and may overtake in the full "
@@ -125,7 +125,7 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str
     return " ".join(parts)
 
 
-def _lead(lead: Margin, other: str, is_share: bool) -> str:
+def _explain_lead(lead: Margin, other: str, is_share: bool) -> str:
     factor = 100 if is_share else 1
     unit = " points" if is_share else ""
     digits = ".1f" if is_share else ".3g"
@@ -146,28 +146,30 @@ def _lead(lead: Margin, other: str, is_share: bool) -> str:
     return f"{measured}, which is likely, not certain."
 
 
-def _cheaper(final: Sequence[Trial]) -> Trial | None:
-    """Of those that cannot be told from the first, who sends least: less than half of it."""
+def _find_cheaper(final: Sequence[Trial]) -> Trial | None:
+    """The method that sends least, under half of the pick, among those within its noise."""
     pick = final[0]
     found = None
     for other in final[1:]:
-        is_as_good = margin(pick, other).is_noise
+        is_as_good = measure_margin(pick, other).is_noise
         bytes_to_beat = pick.bytes_each / 2 if found is None else found.bytes_each
         if is_as_good and other.bytes_each < bytes_to_beat:
             found = other
     return found
 
 
-def _rising(final: Sequence[Trial], full_rounds: int) -> Trial | None:
-    """Who is heading further than the first."""
-    furthest = max(final, key=lambda trial: trial.sign * heading(trial, full_rounds))
+def _find_rising(final: Sequence[Trial], full_rounds: int) -> Trial | None:
+    """The method with a higher predicted score than the pick; None if there is none."""
+    furthest = max(final, key=lambda trial: trial.sign * predict_full_score(trial, full_rounds))
     pick = final[0]
-    ahead = pick.sign * (heading(furthest, full_rounds) - heading(pick, full_rounds))
+    ahead = pick.sign * (
+        predict_full_score(furthest, full_rounds) - predict_full_score(pick, full_rounds)
+    )
     return furthest if ahead > 0 else None
 
 
 def plain(value: Any) -> Any:
-    """A word as JSON has it; of what was made in Python, what it is."""
+    """A value as JSON has it; for an object made in Python, its type."""
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, list | tuple):
@@ -178,7 +180,7 @@ def plain(value: Any) -> Any:
 
 
 def command(planned: ChoicePlan, pick: Trial) -> str:
-    """What runs the choice in full, to be pasted."""
+    """The command that runs the choice in full, to be pasted."""
     fit = next(fit for fit in planned.chosen if fit.method == pick.method)
     settings = list(fit.settings)
     if fit.spends_budget:
@@ -188,9 +190,9 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
     if not pick.epochs:
         given.pop("finetune")
     given |= planned.running
-    # Data, a net or an engine that were made in Python have no word on a command line.
+    # Data, a net or an engine that were made in Python cannot be typed.
     if any(_is_object(value) for value in given.values()):
-        return _in_python(pick.method, given, settings)
+        return _write_python_call(pick.method, given, settings)
     words = ["fedgrove", "run", pick.method]
     for word, value in given.items():
         if word == "standardise":
@@ -207,12 +209,12 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it was made in Python, and is no word."""
+    """Whether a value was made in Python, and cannot be typed."""
     return not isinstance(value, str | int | float | bool | list | tuple | Path)
 
 
-def _in_python(method: str, given: Mapping[str, Any], settings: Sequence[str]) -> str:
-    """The same where something was made in Python; ``...`` stands for what was given."""
+def _write_python_call(method: str, given: Mapping[str, Any], settings: Sequence[str]) -> str:
+    """The call in Python, where a value was made in Python; ``...`` stands for that value."""
     words = [repr(method)]
     for word, value in given.items():
         text = "..." if _is_object(value) else repr(plain(value))
@@ -226,7 +228,7 @@ def _in_python(method: str, given: Mapping[str, Any], settings: Sequence[str]) -
 
 
 def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
-    """Print all of it; of a plan, who would be tried."""
+    """Print a choice; of a plan, the methods that would be tried."""
     if "would_try" in found:
         seeds = len(found["seeds"])
         then = f"; then those that go on, on {seeds} seeds" if seeds > 1 else ""
@@ -344,11 +346,11 @@ def _print_hindsight(found: Mapping[str, Any]) -> None:
         print_table(columns, rows)
     for name, why in back.get("failed", {}).items():
         print_text(f"{name} failed in full: {why}")
-    print_text(in_hindsight(found))
+    print_text(explain_hindsight(found))
 
 
-def in_hindsight(found: Mapping[str, Any]) -> str:
-    """How good the choice was in the end, in a sentence."""
+def explain_hindsight(found: Mapping[str, Any]) -> str:
+    """Say in a sentence how good the choice was on test data."""
     back = found["hindsight"]
     if not back["rows"]:
         return "None of them could be finished in full."
@@ -369,7 +371,7 @@ def in_hindsight(found: Mapping[str, Any]) -> str:
     if back["behind"] > 0:
         judged = f", {gap} behind the best in hindsight, {back['best']}"
     elif back["behind"] < 0:
-        # Only one that took more than the trial said can be better than the best.
+        # Only a method that sent more than its trial predicted can be better than the best.
         judged = f", {gap} ahead of the best that was within the budget, {back['best']}"
     else:
         judged = "; it was the best in hindsight"
@@ -387,7 +389,7 @@ def in_hindsight(found: Mapping[str, Any]) -> str:
 # ---- the page ------------------------------------------------------------------------------------
 
 
-def validation_of(line: Mapping[str, Any]) -> float | None:
+def average_validation(line: Mapping[str, Any]) -> float | None:
     """The mean over clients on validation data, of a line of metrics.jsonl."""
     if "tasks" not in line:
         return line.get("validation_mean")
@@ -412,13 +414,13 @@ def write_page(
         label = strip_seed(name)
         if isinstance(end, Failure) or label not in lengths:
             continue
-        summary = on_validation(end.summary, lengths[label])
+        summary = use_validation_scores(end.summary, lengths[label])
         lines = [_line_on_validation(line) for line in end.folder.metrics_to_show()]
         runs.append(ComparedRun(str(folder / name), summary, lines))
     path = folder / PAGE
     try:
         title = f"Which method? {found['pick']}"
-        make_comparison_report(runs, title, found["sentence"], notes_of(found)).write(path)
+        make_comparison_report(runs, title, found["sentence"], list_notes(found)).write(path)
     # Whatever is wrong with the page, the choice is as good without.
     except Exception as error:
         reason = str(error) or type(error).__name__
@@ -427,8 +429,8 @@ def write_page(
     return str(path)
 
 
-def notes_of(found: Mapping[str, Any]) -> list[str]:
-    """What the page says beside the scores, with a word on each method that it does not show."""
+def list_notes(found: Mapping[str, Any]) -> list[str]:
+    """Notes below the scores of the page, with the methods that it does not show."""
     notes = [
         "All scores on this page are of validation data; no test example had a part in it.",
         f"To run the choice in full: {found['command']}",
@@ -444,8 +446,8 @@ def notes_of(found: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def on_validation(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:
-    """A summary whose scores are those of validation data, after so many epochs."""
+def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+    """A summary with the scores on validation data, after ``epochs`` of fine-tuning."""
     values = list(summary["validation_clients"][str(epochs)].values())
     metric = summary.get("metric") or "accuracy"
     more_is_better = bool(summary.get("more_is_better", True))
@@ -462,6 +464,6 @@ def on_validation(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:
 
 def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:
     metric = line.get("metric", "accuracy")
-    mean = validation_of(line)
+    mean = average_validation(line)
     kept = {key: value for key, value in line.items() if key != f"{metric}_mean"}
     return kept if mean is None else {**kept, f"{metric}_mean": mean}
