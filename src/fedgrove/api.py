@@ -287,7 +287,7 @@ def _finish(
 
 
 def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = False) -> Result:
-    """A finished run from its folder: its figures and its models, as ``run`` gave them.
+    """Load a finished run from its folder: its numbers and models, as ``run`` returned them.
 
     A run with a module made in Python needs it again for its models: ``net=``. One whose
     config.toml names a file of code (``net = "x.py:Net"``) needs ``trust``: that file is run.

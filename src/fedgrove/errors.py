@@ -32,7 +32,7 @@ class InputErrors(InputError):
     """Several things that are wrong at once; ``sentences`` holds one for each."""
 
     def __init__(self, sentences: Iterable[str], more: int = 0) -> None:
-        """``more`` is how many there are beside these, which are only counted."""
+        """``more`` is the number of further errors, which are only counted."""
         self.sentences = tuple(sentences)
         self.more = more
         super().__init__("\n".join(self.lines()))
@@ -87,7 +87,7 @@ class EngineError(FedgroveError, RuntimeError):
 
 
 class Refusals:
-    """Collects what is wrong, so that a person is told everything at once.
+    """Collects errors, so that all of them are reported at once.
 
     >>> refusals = Refusals()
     >>> for lr in (-1, 0.1, -2):
@@ -105,7 +105,7 @@ class Refusals:
             self.add(InputError(sentence))
 
     def add(self, error: InputError) -> None:
-        """One thing more, or several; what was said already is not said again."""
+        """Add one error, or several; a sentence that is there already is not repeated."""
         new = error.sentences if isinstance(error, InputErrors) else (str(error),)
         for sentence in new:
             if sentence not in self.sentences:
@@ -125,7 +125,7 @@ class Refusals:
     def check(self) -> None:
         """Refuse, if anything was collected."""
         if len(self.sentences) == 1 and self._first is not None:
-            # As it was raised: its class may say more than the sentence.
+            # The error itself: its class may carry more than the sentence.
             raise self._first
         if self.sentences:
             raise InputErrors(self.sentences, self._more)
@@ -224,7 +224,7 @@ def check(ok: bool, name: str, given: object, allowed: str) -> None:
 
 
 COMMAND: ContextVar[type | None] = ContextVar("COMMAND", default=None)
-"""The options of the command that was typed; None: messages are for somebody who writes Python."""
+"""The options of the command that was typed; None: messages are for Python."""
 
 
 def spell_option(name: str, value: str = "") -> str:
@@ -269,7 +269,7 @@ def list_some(names: Sequence[str], most: int = 5) -> str:
 
 
 def not_a_run(path: Path) -> InputError:
-    """What is said of a folder that was given as that of a run, and is none."""
+    """The error for a path that is not a run folder."""
     if (path / "choice.json").is_file():
         page = path / "report.html"
         where = f"{page} is its page" if page.is_file() else "it is not finished"

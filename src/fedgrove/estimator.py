@@ -54,7 +54,7 @@ class _Federated:
         out: str | Path | None = None,
         progress: bool = False,
     ) -> None:
-        """The words are those of :func:`fedgrove.run`.
+        """Take the options of :func:`fedgrove.run`.
 
         ``finetune`` is one number of epochs. ``clients`` is how many clients ``fit`` deals its
         examples to where it gets no groups.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from fedgrove.config.cost_tables import print_cost, print_costs
+from fedgrove.config.cost import print_cost, print_costs
 from fedgrove.report.tables import format_bytes
 
 

@@ -39,8 +39,8 @@ Rows = list[tuple[str, str]]
 EXTRAS = {
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
-    "track": ("figures for TensorBoard and MLflow", ("tensorboard", "mlflow")),
-    "flower": ("measuring beside Flower", ("flwr",)),
+    "track": ("numbers for TensorBoard and MLflow", ("tensorboard", "mlflow")),
+    "flower": ("deployment with Flower, and benchmarks against it", ("flwr",)),
     "dp": ("epsilon of --privacy", ("opacus",)),
 }
 """What each extra of pyproject.toml is for, and the modules it brings."""
@@ -162,7 +162,7 @@ def setting_rows(method: AnyMethod, recipe: LocalTraining) -> Rows:
 
     rows = []
     for path, value, allowed in settable(method, recipe):
-        # A part is shown by its name: its fields have rows of their own.
+        # A part is shown by its name: its fields have their own rows.
         shown = type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
         rows.append((path, f"{shown}  ({allowed})"))
     return rows
@@ -333,7 +333,7 @@ def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:
     for name, known in SETS.items():
         is_there = not known.needs_files or find_files(places, known.formats) is not None
         state = "there" if is_there else f"not there; {known.source}"
-        # Variants of a set come from the same address: said once.
+        # Variants of a set come from the same address, which is listed once.
         is_same = rows[-1][0].partition(":")[0] == f"data {name.partition(':')[0]}"
         if is_there or not is_same or rows[-1][1] != state:
             rows.append((f"data {name}", state))

@@ -150,8 +150,7 @@ def _print_plan(planned: Plan, as_json: bool) -> None:
     """Print the complete configuration and the cost."""
     import tomllib
 
-    from ..config.cost import estimate_plan_cost
-    from ..config.cost_tables import print_cost
+    from ..config.cost import estimate_plan_cost, print_cost
 
     cost = estimate_plan_cost(planned)
     if as_json:
@@ -282,8 +281,7 @@ def cost(options: CostCommand) -> None:
     """Print what methods would send and need, and how long devices would take; train nothing."""
     options.check()
     load_torch(quiet=options.json)
-    from ..config.cost import estimate_costs
-    from ..config.cost_tables import print_cost, print_costs
+    from ..config.cost import estimate_costs, print_cost, print_costs
 
     def warn(sentence: str) -> None:
         print(f"fedgrove: {sentence}", file=sys.stderr)

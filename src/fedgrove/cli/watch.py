@@ -30,7 +30,7 @@ SAY_EVERY = 5.0
 LINGER = 60.0
 """Seconds for which a page is still served after the run has ended."""
 HOST = "127.0.0.1"
-"""The address of this machine for itself: nobody else can reach it."""
+"""The loopback address: other machines cannot reach it."""
 
 
 @option_class
@@ -153,7 +153,7 @@ def _say(following: Following, words: Callable[[RunStatus], str]) -> list[RunSta
         if time.monotonic() - said_at >= SAY_EVERY or is_over:
             said_at = time.monotonic()
             for status in statuses:
-                # Runs of a sweep share the machine: what is left is told of all together.
+                # Runs of a sweep share the machine: the time left is shown for all together.
                 is_one = len(statuses) == 1
                 line = words(status if is_one else replace(status, left=None))
                 if said.get(status.path) != line:
@@ -188,7 +188,7 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
         block_on_close = False
 
     latest = following.read_statuses()
-    # Requests come in threads of their own and share what was seen last.
+    # Requests run in other threads and share the last statuses.
     seen = {"statuses": latest}
     try:
         server = Server((HOST, port), handler_of(str(following.path), lambda: seen["statuses"]))
@@ -248,6 +248,6 @@ def handler_of(title: str, statuses: Callable[[], list[RunStatus]]) -> type[Base
             self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: a page asks every two seconds."""
+            """Log nothing: a page sends a request every two seconds."""
 
     return Handler

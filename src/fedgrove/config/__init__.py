@@ -1,1 +1,1 @@
-"""What a person asks for: experiments, their settings, config.toml, grids and sweeps."""
+"""Experiments, the settings of their methods, config.toml, grids, sweeps and costs."""

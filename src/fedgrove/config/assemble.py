@@ -155,7 +155,7 @@ def _apply_settings(
     if recipe is not None:
         changed, wrong = _try_settings(experiment, settings, recipe)
     else:
-        # Where the data cannot be read, nobody knows how they are trained: a setting is refused
+        # Without the data their recipe is unknown: a setting is refused
         # if it is wrong with either optimiser.
         changed, wrong = _try_settings(experiment, settings, LocalTraining(optimiser=Adam()))
         _, wrong_too = _try_settings(experiment, settings, LocalTraining(optimiser=SGD()))

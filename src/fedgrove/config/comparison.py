@@ -24,13 +24,13 @@ PAGE = "compare.html"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The figures of some runs, one dictionary for each, unfinished ones too."""
+    """The numbers of several runs, one dictionary for each; unfinished runs are included."""
 
     rows: list[dict[str, Any]]
     of_sweeps: bool = False
     """Whether a sweep is among them, whose runs are also compared over seeds."""
     by_cause: bool = False
-    """Whether bytes are shown by their causes in place of all figures."""
+    """Whether bytes are shown by their causes in place of all numbers."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[str], by_cause: bool = False) -> Comparison:
-    """The figures of run folders; a sweep stands for all its runs."""
+    """The numbers of run folders; a sweep stands for all its runs."""
     rows = []
     for run in runs:
         for path in sweep.members_of(run):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from ..options.definition import names_of
 from ..options.groups import SeedOption
 from ..parts.local import LocalTraining
 from ..renamed import find_renamed
+from ..report.tables import format_bytes, format_duration, format_kilobytes, or_dash
+from ..report.terminal import Column, name_columns, print_pairs, print_table
 from ..runs.clock import DIGITS, Times, times
 from ..runs.files import SHORT
 from ..runs.memory import Memory, make_version
@@ -45,7 +47,7 @@ from .grid import Variant, has_setting, list_methods, variants, write_settings
 from .plan import Plan, plan
 
 EXAMPLES = 9_999_999
-"""What a stand-in client's report says it holds: as many digits as any client will ever need."""
+"""Number of examples in the report of a stand-in client: no client needs more digits."""
 EXAMPLES_TRAINED = 500
 """How many examples a client trains on where nothing is known of the data."""
 LONGEST_NUMBER = 25
@@ -340,7 +342,7 @@ class Played:
 
     def per_device(self) -> dict[str, dict[str, float]]:
         """For one device in one round: the least, the median and the most over devices."""
-        # Who was only asked beforehand has no round to speak of.
+        # Clients that only answered before the first round have no round of training.
         devices = [device for device in self.devices.values() if device.rounds]
         figures = {}
         for name in ("bytes_up", "bytes_down", "macs", "seconds"):
@@ -411,7 +413,7 @@ def _do(run: Run, task: Task) -> Done:
 
 
 def _macs(run: Run, method: AnyMethod, task: Task, computed: Computed, examples: int) -> int:
-    """What a client of so many examples computes, by the stages of the method itself.
+    """Count what a client with ``examples`` computes, by the stages of the method.
 
     The stand-in did the same stages in one epoch on two examples.
     """
@@ -459,6 +461,105 @@ def _slack(numbers: Mapping[str, Any]) -> int:
         for item in items:
             slack += max(0, LONGEST_NUMBER - len(json.dumps(item)))
     return slack
+
+
+# ---- for a terminal ------------------------------------------------------------------------------
+
+
+def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
+    """Print the cost of a run, as :func:`fedgrove.config.cost.estimate_cost` returns it."""
+    paper = "none"
+    if cost["bytes_paper"] is not None:
+        share = cost["reduction_paper"]
+        direction = "less" if share >= 0 else "more"
+        paper = f"{cost['mib_paper']:,} MiB, {abs(share):.1%} {direction} than dense"
+        if cost.get("paper_at_most"):
+            paper = f"at most {paper}"
+    pairs = [
+        ("clients, cohort, rounds", f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"),
+        ("up, at most", format_bytes(cost["bytes_up"])),
+        ("down, at most", format_bytes(cost["bytes_down"])),
+        ("paper's own count", paper),
+        ("parameters", f"{cost['params']:,}"),
+        ("multiply-accumulates", f"{cost['macs']:,} per sample"),
+        ("memory of a step", format_bytes(cost["memory"])),
+        ("virtual time of all rounds", format_duration(cost["virtual_seconds"])),
+    ]
+    for name, (least, middle, most) in _costs_per_device(cost).items():
+        bound = ", at most" if name in ("up", "down") else ""
+        pairs.append((f"{name} per device and round{bound}", f"{middle} ({least} to {most})"))
+    print_pairs(pairs, file)
+
+
+def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
+    """Print the costs of several methods: totals, then the costs of one device in one round."""
+    columns = [
+        *name_columns("all rounds, at most"),
+        Column("up"),
+        Column("down"),
+        Column("paper\nMiB", 4),
+        Column("MACs per\nsample", 3),
+        Column("memory\nof a step", 2),
+        Column("virtual\ntime", 1),
+    ]
+    rows = []
+    for cost in costs:
+        rows.append(
+            [
+                cost["method"],
+                format_bytes(cost["bytes_up"]),
+                format_bytes(cost["bytes_down"]),
+                or_dash(cost["mib_paper"], "{:,}".format),
+                f"{cost['macs']:,}",
+                format_bytes(cost["memory"]),
+                format_duration(cost["virtual_seconds"]),
+            ]
+        )
+    print_table(columns, rows, file)
+    print(file=file)
+    columns = name_columns("per device and round,\nup and down at most")
+    for name in _costs_per_device(costs[0]):
+        # The median says most; then the costs of the worst device.
+        columns.append(Column(f"{name}\nleast", 2))
+        columns.append(Column(f"{name}\nmedian"))
+        columns.append(Column(f"{name}\nmost", 1))
+    rows = []
+    for cost in costs:
+        cells = [cost["method"]]
+        for values in _costs_per_device(cost).values():
+            cells += values
+        rows.append(cells)
+    print_table(columns, rows, file)
+
+
+def _costs_per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the costs of one device in one round: the least, the median and the most."""
+    formats: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "up": ("bytes_up", _format_kilobytes),
+        "down": ("bytes_down", _format_kilobytes),
+        "work": ("macs", format_macs),
+        "time": ("seconds", format_duration),
+    }
+    shown = {}
+    for name, (key, format_value) in formats.items():
+        values = cost["per_device"][key]
+        shown[name] = [format_value(values[each]) for each in ("min", "median", "max")]
+    return shown
+
+
+def _format_kilobytes(n: float) -> str:
+    return f"{format_kilobytes(n)} kB"
+
+
+def format_macs(macs: int) -> str:
+    """Format a number of multiply-accumulates.
+
+    >>> format_macs(2_500_000_000), format_macs(12_000_000), format_macs(0)
+    ('2.5 GMAC', '12 MMAC', '0 MMAC')
+    """
+    if macs >= 10**9:
+        return f"{macs / 10**9:,.3g} GMAC"
+    return f"{macs / 10**6:.3g} MMAC"
 
 
 def __getattr__(name: str) -> Any:

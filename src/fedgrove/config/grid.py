@@ -146,7 +146,7 @@ def grid(
 
 
 def _label(name: str, names: Sequence[str]) -> str:
-    """The method's part of a folder's name; classes of one name are told apart by their files."""
+    """The method's part of a folder's name; files tell classes of one name apart."""
     label = methods.label_of(name)
     is_shared = any(methods.label_of(other) == label for other in names if other != name)
     if is_shared and is_file_spec(name):
@@ -194,7 +194,7 @@ def _varied(
 
 
 def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = None) -> list[str]:
-    """The settings that one ``--set`` of a sweep asks for.
+    """The settings of one ``--set`` of a sweep.
 
     Commas separate values. If the field itself holds a list they belong to it, and ``|`` separates
     lists; ``|`` works for every field.

@@ -35,7 +35,7 @@ class Plan:
         """The text of its config.toml."""
         named = (self.experiment.profile, self.experiment.trace)
         files = self.run.federation.files
-        # A federation that was made in Python brings files that no word of the run names.
+        # A federation that was made in Python may have files that no option names.
         has_named_data = isinstance(self.experiment.data, str)
         recorded = {path: files[path] for path in files if has_named_data or path in named}
         origin = self.run.origin

@@ -150,7 +150,7 @@ def find_part(name: str, hint: Any, home: str = "") -> type | None:
     """The part of this name that a field takes, of any method if need be; None: there is none."""
     near = fitting(hint, home)
     takes_parts = any(not is_plain(member) for member in members(hint))
-    # All methods are imported to find it: not for a word that no class would be called.
+    # All methods are imported to find it: only for a text that may be the name of a class.
     if name in near or not takes_parts or not name[:1].isupper():
         return near.get(name)
     for cls in part_types():
@@ -179,7 +179,7 @@ def _is_protocol(wanted: Any) -> bool:
 
 
 def _protocol_members(protocol: type) -> dict[str, Any]:
-    """What a protocol asks for: its public names, and ``__call__`` if it has one."""
+    """The members of a protocol: its public names, and ``__call__`` if it has one."""
     promised: dict[str, Any] = {}
     for base in protocol.__mro__:
         if not _is_protocol(base):
@@ -332,7 +332,7 @@ class Draft(Generic[M]):
     """
 
     method: M
-    """As it is so far; nobody has checked what was changed in it."""
+    """The draft as it is so far; changes are not checked yet."""
     changed: tuple[str, ...] = ()
     """The paths of what was changed."""
 
@@ -399,7 +399,7 @@ def _made_anew(part: Any, at: str, changed: Sequence[str]) -> Any:
     if isinstance(part, tuple):
         refusals.check()
         return tuple(values.get(str(i), item) for i, item in enumerate(part))
-    # Also where something below is refused, so that what is wrong here is said too.
+    # Also if something below is refused, so that all errors are reported together.
     with refusals.collected():
         made = _replaced(part, values, changed)
     refusals.check()
@@ -438,7 +438,7 @@ def _all_refusals(
             return sentences
         except InputError as another:
             message = str(another)
-        # What is said of anything else comes of the defaults, which nobody asked for.
+        # Any other error is about a default, which the user did not set.
         if message.partition(" is ")[0] in in_doubt:
             sentences.append(_with_path(message, changed))
 
@@ -453,7 +453,7 @@ def _with_path(message: str, paths: Sequence[str]) -> str:
 
 
 def with_default_recipe(method: Any, recipe: LocalTraining | None) -> Any:
-    """The method with the data set's recipe where it has none of its own; nothing is checked."""
+    """The method, with the data set's recipe if it has none; nothing is checked."""
     has_local = hasattr(method, "local")
     if recipe is not None and has_local and method.local is None:
         return _put(method, ["local"], recipe)

@@ -1,4 +1,4 @@
-"""A sweep: many runs in lockstep, each in a run folder of its own under one folder.
+"""A sweep: many runs in lockstep, each in its own run folder under one folder.
 
 ::
 
@@ -64,7 +64,7 @@ def sweep(
     Each result is the one the run would give alone. A run that fails leaves the others alone. On a
     folder that holds the same sweep, finished runs are taken as they are and all others continue
     from their last checkpoints. ``watch`` is called with every line of metrics, its run's name
-    under "run". ``grid``, what was asked for, is kept in sweep.json. ``federations`` that were read
+    under "run". ``grid``, the request, is kept in sweep.json. ``federations`` that were read
     before are used again, in place of ``data_dir``.
     """
     folder = Path(out)
@@ -133,7 +133,7 @@ class Sweep(Mapping[str, Result | Failure]):
         return any(isinstance(end, Failure) for end in self.ends.values())
 
     def summaries(self) -> dict[str, dict[str, Any] | None]:
-        """The figures of each run; None of one that failed."""
+        """The numbers of each run; None for a run that failed."""
         found: dict[str, dict[str, Any] | None] = {}
         for name, end in self.ends.items():
             found[name] = end.summary if isinstance(end, Result) else None
@@ -337,7 +337,7 @@ def _train(
         if isinstance(stop, EngineError):
             raise EngineError(f"{stop} {what_now}") from stop
         raise KeyboardInterrupt(f"Interrupted. {what_now}") from None
-    # After all have ended, so that each finds the others beside it.
+    # After all runs have ended, so that each report finds the others.
     for member in members:
         end = ends[member.name]
         write_run_report(end.folder, failure=end.why if isinstance(end, Failure) else "")

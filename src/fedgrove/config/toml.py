@@ -164,7 +164,7 @@ def _value(value: Any, key: str, code: dict[str, str]) -> Any:
         return value
     raise InputError(
         f"{key} holds a {type(value).__name__}, which config.toml cannot hold; parts are made of "
-        "numbers, words, tuples and other parts."
+        "numbers, text, tuples and other parts."
     )
 
 
@@ -247,7 +247,7 @@ def _check_same_data(known: Any, data: Federation) -> None:
     """
     if not isinstance(data, Federation):
         raise InputError(
-            f"data is a {type(data).__name__}; make a federation of it with the words that the run "
+            f"data is a {type(data).__name__}; make a federation of it with the options that the run "
             "was started with: data=fedgrove.load(..., label=..., window=...)."
         )
     if not isinstance(known, dict):
@@ -349,7 +349,7 @@ def _check_unchanged(place: Path, known: Any, what_to_do: str) -> None:
 
 
 def named_code(text: str) -> dict[str, str]:
-    """What a config.toml names that is code in a file, as ``x.py:Net``, by its word.
+    """What a config.toml names that is code in a file, as ``x.py:Net``, by option.
 
     >>> named_code('[run]\\nnet = "x.py:Net"\\ndata = "own.npz"')
     {'net': 'x.py:Net'}
@@ -375,7 +375,7 @@ def made_in_python(text: str) -> list[str]:
 
 
 def how_to_resume(text: str, path: Path) -> str:
-    """The words that resume a run with this config.toml, for the end of a sentence.
+    """The command that resumes a run with this config.toml, for the end of a sentence.
 
     >>> how_to_resume('[run]\\nnet = "x.py:Net"', Path("runs/a"))
     'resume with: fedgrove resume runs/a --trust'
@@ -423,7 +423,7 @@ def same(one: str, other: str) -> bool:
                 from_toml(one, method=any_method) == from_toml(other, method=any_method)
             )
         return from_toml(one) == from_toml(other)
-    except InputError:  # made in Python, or by a version with other words
+    except InputError:  # made in Python, or by a version with other options
         return False
 
 
@@ -513,7 +513,7 @@ def _rebuilt(value: Any, hint: Any, path: str, code: Any) -> Any:
             known = {found.__name__: found}
         return _part(value, known, path, code, hint)
     if isinstance(value, list):
-        # A tuple of parts is rebuilt part by part; one of numbers or words at once.
+        # A tuple of parts is rebuilt part by part; one of numbers or text at once.
         containers = [member for member in members(hint) if get_args(member)]
         if containers and not is_plain(containers[0]):
             item_hint = get_args(containers[0])[0]

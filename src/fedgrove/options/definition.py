@@ -44,7 +44,7 @@ class Option:
     metavar: str = ""
     """What ``--help`` shows in place of the value."""
     without: str = ""
-    """What happens without the option, if its default value does not say it."""
+    """What happens without the option, if its default value does not show it."""
     allowed: str = ""
     """The values that ``check`` and ``parse`` accept, for an error message."""
     check: Callable[[Any], bool] | None = None
@@ -122,7 +122,7 @@ class Field(NamedTuple):
         return self.default is dataclasses.MISSING
 
     def describe_default(self) -> str:
-        """The default for help and docs; empty where there is nothing to say."""
+        """The default for help and docs; empty if there is nothing to show."""
         if self.option.without:
             return self.option.without
         has_none = self.is_required or self.default is None
