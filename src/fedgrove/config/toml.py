@@ -4,7 +4,7 @@
 
     format = 2
 
-    [run]                          the words of the command line
+    [run]                          the options of the command line
     method = "ditto"
     data = "digits"
 
@@ -85,9 +85,9 @@ def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> s
     that of its initial weights.
     """
     run: dict[str, Any] = {"method": methods.name_of(experiment.method)}
-    for word, value in vars(experiment).items():
-        if word != "method" and value is not None:
-            run[word] = _word(value)
+    for option, value in vars(experiment).items():
+        if option != "method" and value is not None:
+            run[option] = _option_value(value)
     code: dict[str, str] = {}
     method = _table(experiment.method, code)
     document = {"format": FORMAT, "run": run, "method": method}
@@ -100,7 +100,7 @@ def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> s
     return tomli_w.dumps(document)
 
 
-def _word(value: Any) -> Any:
+def _option_value(value: Any) -> Any:
     # What was made in Python cannot be written; the mark says that it must be given again.
     if isinstance(value, Federation):
         return f"<arrays: {value.name}>"
@@ -193,7 +193,7 @@ def from_toml(
         if name not in ("format", "run", "method", "data", "code", "files"):
             raise unknown("table of config.toml", name, ["run", "method", "data", "code", "files"])
 
-    words = read_run_table(text)
+    options = read_run_table(text)
     given: dict[str, Any] = {}
     if data is not None:
         _check_same_data(document.get("data", {}), data)
@@ -201,7 +201,7 @@ def from_toml(
     if net is not None:
         given["net"] = net
     refusals = Refusals()
-    left = {word: value for word, value in words.items() if word not in given}
+    left = {option: value for option, value in options.items() if option not in given}
     given.update(read_options(left, refusals))
     if method is None:
         with refusals.collected():
@@ -247,17 +247,17 @@ def _check_same_data(known: Any, data: Federation) -> None:
     """
     if not isinstance(data, Federation):
         raise InputError(
-            f"data is a {type(data).__name__}; make a federation of it with the options that the run "
-            "was started with: data=fedgrove.load(..., label=..., window=...)."
+            f"data is a {type(data).__name__}; make a federation of it with the options that the "
+            "run was started with: data=fedgrove.load(..., label=..., window=...)."
         )
     if not isinstance(known, dict):
         raise InputError("[data] of config.toml is no table; restore the file as it was written.")
     now = _described(data)
-    for word, value in known.items():
-        if now.get(word) != value:
+    for option, value in known.items():
+        if now.get(option) != value:
             raise InputError(
-                f"the run was started on data with {word} = {value}, and data= has "
-                f"{now.get(word)}; give the federation that it was started on."
+                f"the run was started on data with {option} = {value}, and data= has "
+                f"{now.get(option)}; give the federation that it was started on."
             )
 
 
@@ -299,12 +299,12 @@ def check_trust(
     """
     if trust:
         return
-    for word, spec in named_code(text).items():
-        if word.partition(".")[0] in given:
+    for option, spec in named_code(text).items():
+        if option.partition(".")[0] in given:
             continue
         path = Path(spec.rpartition(":")[0] or spec)
         raise InputError(
-            f'{folder / file} has {word} = "{spec}", so the code in {path.absolute()} '
+            f'{folder / file} has {option} = "{spec}", so the code in {path.absolute()} '
             "would be run. If you trust it, say so with --trust (in Python: trust=True)."
         )
 
@@ -312,13 +312,13 @@ def check_trust(
 def check_files(text: str, replaced: Collection[str] = ()) -> None:
     """Refuse to go on where a file is not the one that the run was started with.
 
-    Files of the words in ``replaced`` are not used, and not looked at.
+    Files of the options in ``replaced`` are not used, and not looked at.
     """
     files = _parsed(text).get("files", {})
-    words = read_run_table(text)
-    weights = remove_suffix(str(words.get("init", "")))
-    unused = [remove_suffix(str(words[word])) for word in replaced if word in words]
-    of_devices = [str(words[word]) for word in ("profile", "trace") if word in words]
+    options = read_run_table(text)
+    weights = remove_suffix(str(options.get("init", "")))
+    unused = [remove_suffix(str(options[option])) for option in replaced if option in options]
+    of_devices = [str(options[option]) for option in ("profile", "trace") if option in options]
     for path, known in files.items() if isinstance(files, dict) else ():
         is_of_data = path != weights and path not in of_devices
         if path in unused or (is_of_data and "data" in replaced):
@@ -354,19 +354,19 @@ def named_code(text: str) -> dict[str, str]:
     >>> named_code('[run]\\nnet = "x.py:Net"\\ndata = "own.npz"')
     {'net': 'x.py:Net'}
     """
-    words = dict(read_run_table(text))
-    words.update(_types(_parsed(text).get("method"), "method"))
+    options = dict(read_run_table(text))
+    options.update(_types(_parsed(text).get("method"), "method"))
     return {
-        word: value
-        for word, value in words.items()
+        option: value
+        for option, value in options.items()
         if isinstance(value, str) and is_file_spec(value)
     }
 
 
 def made_in_python(text: str) -> list[str]:
     """What of a run must be given again to resume it: of "data", "net" and "method"."""
-    words = read_run_table(text)
-    needed = [word for word in ("data", "net") if str(words.get(word, "")).startswith("<")]
+    options = read_run_table(text)
+    needed = [option for option in ("data", "net") if str(options.get(option, "")).startswith("<")]
     for _, name in _types(_parsed(text).get("method"), "method"):
         # A class of the user's that is in no file of its own, as __main__:Mine.
         if isinstance(name, str) and ":" in name and not is_file_spec(name):
@@ -381,12 +381,12 @@ def how_to_resume(text: str, path: Path) -> str:
     'resume with: fedgrove resume runs/a --trust'
     """
     needed = made_in_python(text)
-    code = [word for word in named_code(text) if word.partition(".")[0] not in needed]
+    code = [option for option in named_code(text) if option.partition(".")[0] not in needed]
     if needed:
-        words = [f"{word}=..." for word in needed]
+        options = [f"{option}=..." for option in needed]
         if code:
-            words.append("trust=True")
-        return f"resume from Python with: fedgrove.resume({str(path)!r}, {', '.join(words)})"
+            options.append("trust=True")
+        return f"resume from Python with: fedgrove.resume({str(path)!r}, {', '.join(options)})"
     trust = " --trust" if code else ""
     return f"resume with: fedgrove resume {shlex.quote(str(path))}{trust}"
 
@@ -405,7 +405,7 @@ def _types(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def same(one: str, other: str) -> bool:
     """Whether two config.toml describe the same run.
 
-    One that was written before a word existed has its default; between formats defaults may have
+    One that was written before an option existed has its default; between formats defaults may have
     changed, so there no two are the same. Where data, network or method were made in Python, the
     texts must be equal: nothing else is known of them. No code is run.
     """
@@ -436,17 +436,17 @@ def _parsed(text: str) -> dict[str, Any]:
         ) from None
 
 
-def _method(document: Mapping[str, Any], words: Mapping[str, Any]) -> Any:
+def _method(document: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     table = document.get("method")
     code = document.get("code", {})
     if table is not None:
         return _part(table, MethodTypes(), "method", code)
-    if "method" not in words:
+    if "method" not in options:
         raise InputError(
             "config.toml names no method; write method = NAME under [run], or a table [method]."
         )
-    word = str(words["method"])
-    return methods.make(word)
+    option = str(options["method"])
+    return methods.make(option)
 
 
 def _part(table: Any, known: Mapping[str, type], path: str, code: Any, hint: Any = None) -> Any:
