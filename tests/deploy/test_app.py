@@ -24,7 +24,7 @@ from fedgrove.deploy import keys as keys_module
 from fedgrove.deploy import serve, with_labels
 from fedgrove.deploy.app import write_app
 from fedgrove.deploy.keys import make_keys
-from fedgrove.deploy.server import _run_words
+from fedgrove.deploy.server import _read_options
 from fedgrove.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def test_an_app_trains_as_serial_does(
     assert given == {"out": "runs/fedavg-digits", "clients": 3, "wait": 600, "timeout": 0}
     grid = Loopback(dict.fromkeys(range(3), client))
     path = tmp_path / "app" / "fedgrove_app" / "config.toml"
-    result = serve(grid, path, **_run_words(dict.fromkeys(given), given), code=path.parent)
+    result = serve(grid, path, **_read_options(dict.fromkeys(given), given), code=path.parent)
     assert result.folder.path == tmp_path / "runs" / "fedavg-digits"
     serial = api.run(
         "fedavg",
@@ -205,10 +205,10 @@ def test_a_file_that_flower_would_leave_out_is_refused(tmp_path: Path) -> None:
 )
 def test_wrong_words_in_an_apps_configuration_are_refused(word: str, value: Any) -> None:
     given = {"out": "runs/a", "clients": 3}
-    assert _run_words({**dict.fromkeys(("wait", "timeout")), **given}, {})["timeout"] is None
+    assert _read_options({**dict.fromkeys(("wait", "timeout")), **given}, {})["timeout"] is None
     nothing = dict.fromkeys(("out", "clients", "wait", "timeout"))
     with pytest.raises(InputError, match=f"^{word} is "):
-        _run_words(nothing, {**given, word: value})
+        _read_options(nothing, {**given, word: value})
 
 
 # ---- labels --------------------------------------------------------------------------------------

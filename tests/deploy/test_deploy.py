@@ -21,8 +21,8 @@ from fedgrove import api, methods, trees
 from fedgrove.config.experiment import Experiment
 from fedgrove.core import ClientInfo
 from fedgrove.data import Federation
-from fedgrove.deploy import client_app, facts, serve, server
-from fedgrove.deploy.node import Half
+from fedgrove.deploy import client_app, enrolment, serve, server
+from fedgrove.deploy.node import Node
 from fedgrove.engines.flower import messages
 from fedgrove.engines.flower.messages import Letter
 from fedgrove.errors import EngineError, InputError
@@ -91,11 +91,11 @@ def test_a_server_without_data_gets_what_serial_gets(name: str, tmp_path: Path) 
 
 
 def test_the_server_is_sent_no_example() -> None:
-    said = facts.facts_of(all_data(), 2)
-    known = facts.enrolled(json.loads(json.dumps(said)))
+    said = enrolment.describe_client(all_data(), 2)
+    known = enrolment.read_enrolment(json.loads(json.dumps(said)))
     assert known.info == all_data().clients[2].info
     assert known.labels == (0, 1, 2)
-    seen = facts.described({2: known}, known.kind)
+    seen = enrolment.make_federation({2: known}, known.kind)
     assert seen.infos == {2: known.info}
     assert len(seen.clients[2].train) == len(seen.clients[2].test) == 0
     assert set(said) == {"version", "partition", "info", "own_labels", "kind", "words"}
@@ -106,14 +106,14 @@ def test_the_server_is_sent_no_example() -> None:
 )
 def test_problems_travel_by_name(problem: Problem) -> None:
     given = replace(all_data(), problem=problem)
-    known = facts.enrolled(json.loads(json.dumps(facts.facts_of(given, 0))))
-    assert facts.described({0: known}, known.kind).problem == problem
+    known = enrolment.read_enrolment(json.loads(json.dumps(enrolment.describe_client(given, 0))))
+    assert enrolment.make_federation({0: known}, known.kind).problem == problem
 
 
 def test_a_problem_of_ones_own_is_refused() -> None:
     mine = replace(all_data(), problem=Problem("mine", cross_entropy, fedgrove.problems.ACCURACY))
     with pytest.raises(InputError, match="the targets of the data are mine; over a network"):
-        facts.facts_of(mine, 0)
+        enrolment.describe_client(mine, 0)
 
 
 # ---- refusals, on both sides ---------------------------------------------------------------------
@@ -181,13 +181,13 @@ def test_data_that_do_not_fit_are_refused(
 
 
 def test_another_version_is_refused(tmp_path: Path, caplog: Any) -> None:
-    half = Half(alone, str(tmp_path))
+    half = Node(alone, str(tmp_path))
 
     def asked(question: dict[str, Any], config: Any) -> dict[str, Any]:
         # As a node of another version reads the question.
-        return half.asked(question | {"version": "0.0.1"}, config)
+        return half.answer_question(question | {"version": "0.0.1"}, config)
 
-    said = refused(with_one(tmp_path, messages.client_app(asked, half.tasked)), tmp_path, caplog)
+    said = refused(with_one(tmp_path, messages.client_app(asked, half.do_task)), tmp_path, caplog)
     for side in said[:2]:
         assert f"the server has fedgrove 0.0.1, and this side has {fedgrove.__version__}" in side
 
@@ -197,7 +197,7 @@ def test_two_nodes_of_one_partition_are_refused(tmp_path: Path, caplog: Any) -> 
     grid.add(10**16, 1, next(iter(grid.apps.values())))
     said = refused(grid, tmp_path, caplog)
     for side in said[:2]:
-        assert "two nodes say that they are client 1" in side
+        assert "two nodes report that they are client 1" in side
 
 
 def test_a_node_without_a_partition_is_refused(tmp_path: Path, caplog: Any) -> None:
@@ -244,7 +244,7 @@ def test_another_method_file_is_refused(
 
 def test_another_half_is_refused() -> None:
     own = {"net": "a", "weights": 10.0, "codec": "Dense()", "method": "m"}
-    facts.check_half(own | {"weights": 10.0001}, own)
+    enrolment.check_half(own | {"weights": 10.0001}, own)
     for key, sentence in {
         "net": "another network",
         "codec": "another codec",
@@ -252,9 +252,9 @@ def test_another_half_is_refused() -> None:
         "weights": "other initial weights",
     }.items():
         with pytest.raises(InputError, match=sentence):
-            facts.check_half(own | {key: "b"}, own)
+            enrolment.check_half(own | {key: "b"}, own)
     with pytest.raises(InputError, match="other initial weights"):
-        facts.check_half(own | {"weights": 11.0}, own)
+        enrolment.check_half(own | {"weights": 11.0}, own)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_another_half_is_refused() -> None:
     ],
 )
 def test_a_node_cannot_say_just_anything(change: dict[str, Any]) -> None:
-    said = facts.facts_of(all_data(), 0)
-    facts.enrolled(said)
+    said = enrolment.describe_client(all_data(), 0)
+    enrolment.read_enrolment(said)
     with pytest.raises(InputError):
-        facts.enrolled(said | change)
+        enrolment.read_enrolment(said | change)
 
 
 # ---- nodes that go and come ----------------------------------------------------------------------
@@ -401,20 +401,20 @@ def test_a_server_cannot_name_just_any_file_of_a_node(
     (tmp_path / "app").mkdir()
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    half = Half(alone, str(tmp_path / "home"), str(tmp_path / "app"))
+    half = Node(alone, str(tmp_path / "home"), str(tmp_path / "app"))
     lines = {
         "net": f'[run]\nmethod = "fedavg"\nnet = "{evil}:Net"',
         "method": '[run]\nmethod = "x"\n[method]\ntype = "../evil.py:Mine"\n[code]\n"../evil.py" = "00"',
         "init": f'[run]\nmethod = "fedavg"\ninit = "{tmp_path}/w.safetensors:body"',
     }
     question = {"ask": "join", "version": fedgrove.__version__, "config": lines[word]}
-    said = half.asked(question, {"partition-id": 0})
+    said = half.answer_question(question, {"partition-id": 0})
     assert "is not in the folder of the app's code" in said["refused"]
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_task_of_another_run_or_client_is_lost(tmp_path: Path) -> None:
-    half = Half(alone, str(tmp_path))
+    half = Node(alone, str(tmp_path))
     for note in ({}, {"run": "../../etc"}, {"run": "0123456789abcdef"}):
-        assert "lost" in half.tasked(Letter(b"abcd", note=note), {"partition-id": 0}).note
-    assert "lost" in half.tasked(Letter(b"abcd"), {}).note
+        assert "lost" in half.do_task(Letter(b"abcd", note=note), {"partition-id": 0}).note
+    assert "lost" in half.do_task(Letter(b"abcd"), {}).note

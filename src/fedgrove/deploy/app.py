@@ -33,7 +33,7 @@ from ..data.sets import SETS
 from ..errors import InputError, check
 from ..nets.user_files import import_file, is_file_spec
 from ..options.definition import options_of
-from .facts import facts_of
+from .enrolment import describe_client
 
 PACKAGE = "fedgrove_app"
 CODE = "code"
@@ -72,7 +72,7 @@ def write_app(
     planned = plan(experiment, path, federations or Federations())
     federation = planned.run.federation
     # What cannot be said of the data over a network is refused now.
-    facts_of(federation, federation.ids[0])
+    describe_client(federation, federation.ids[0])
     own_files = _own_files(named_code(planned.config))
     name = re.sub(r"[^a-z0-9-]+", "-", methods.name_of(experiment.method).lower()).strip("-")
     out = f"runs/{name}-{re.sub(r'[^A-Za-z0-9-]+', '-', federation.name).strip('-') or 'own'}"

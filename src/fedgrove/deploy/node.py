@@ -1,63 +1,69 @@
-"""A node: it enrols, builds its half of a run from the server's config and its own data, and works.
+"""A node: enrols, builds its side of a run from the server's config and its own data, does tasks.
 
-What it must still know after it was started again is in its folder, ``HOME/client-00003/RUN``: the
-run's config.toml, what its client remembers, and the masks that it holds. Its personal model never
-leaves that folder.
+What a node needs after a restart is in its folder, ``HOME/client-00003/RUN``: the run's
+config.toml, the client's memory, and the masks that it knows. The personal model never leaves that
+folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..config.experiment import Experiment
 from ..config.toml import check_files, from_toml, named_code, read_run_table, to_toml
-from ..data import Federation
+from ..data import ClientData, Federation
 from ..engines.flower import messages
 from ..engines.flower import node as worker
 from ..engines.flower.messages import Head, Letter, make_loss, read_partition
 from ..engines.work import explain_error
 from ..errors import FedgroveError, InputError
+from ..problems import CLASSES
 from ..runs.files import write_bytes
 from ..runs.memory import Memory
 from ..runs.run import Run
-from . import facts
-from .log import LOG, show
+from . import enrolment
+from .enrolment import LOG, show_log
 
 OwnData = Callable[[int, Mapping[str, Any]], Federation]
-"""Where a node's data come from: given its partition and its configuration."""
+"""Returns a node's data; gets its partition and its configuration."""
 
 
 def client_app(
     data: OwnData, *, home: str | Path | None = None, code: str | Path | None = None
 ) -> Any:
-    """A Flower ClientApp for every node of a run.
+    """Make a Flower ClientApp for every node of a run.
 
-    data: gives a federation that holds the node's own client, with its number or alone.
-    home: where the node keeps what its client remembers; else the node's configuration says so
-        (``--node-config "home='/var/lib/fedgrove'"``), or FEDGROVE_HOME, or ``~/.fedgrove``.
-    code: the folder in which the files of a method or net of your own lie; else the current one.
+    Args:
+        data: Returns a federation with the node's client: under its number, or as its only client.
+        home: The folder for the client's memory. By default the node's configuration names it
+            (``--node-config "home='/var/lib/fedgrove'"``), or FEDGROVE_HOME, or it is
+            ``~/.fedgrove``.
+        code: The folder with the files of your own method or net; by default the current folder.
     """
-    show()
-    half = Half(data, None if home is None else str(home), None if code is None else str(code))
-    return messages.client_app(half.asked, half.tasked)
+    show_log()
+    node = Node(data, None if home is None else str(home), None if code is None else str(code))
+    return messages.client_app(node.answer_question, node.do_task)
 
 
 @dataclass(frozen=True)
-class Half:
-    """The node's side of all exchanges; nothing that it is sent makes it raise."""
+class Node:
+    """The node's side of all exchanges; no message makes it raise."""
 
     data: OwnData
     home: str | None = None
     code: str | None = None
 
-    def asked(self, question: Head, node_config: Mapping[str, Any]) -> Head:
-        """Answer a question of the server's: who it is, and whether it takes part in a run."""
+    def answer_question(self, question: Head, node_config: Mapping[str, Any]) -> Head:
+        """Answer a question of the server: who this node is, or whether it joins a run."""
         try:
             return self._answer(question, node_config)
         except FedgroveError as error:
@@ -73,17 +79,19 @@ class Half:
             # The server's sentence, for whoever looks at this node's log.
             LOG.error("the server refused this node: %s", question.get("why"))
             return {}
-        facts.check_version(question.get("version"), "the server")
+        enrolment.check_version(question.get("version"), "the server")
         partition = read_partition(node_config)
         if asked == "who":
-            return facts.facts_of(own_federation(self.data, partition, node_config), partition)
+            return enrolment.describe_client(
+                own_federation(self.data, partition, node_config), partition
+            )
         if asked == "join":
             return self._join(str(question.get("config")), partition, node_config)
         raise InputError(f"the server asks {asked!r}, which this version does not know.")
 
     def _join(self, config: str, partition: int, node_config: Mapping[str, Any]) -> Head:
-        """Build this half of a run, and keep its config for when the node is started again."""
-        folder = self._folder(facts.name_of(config), partition, node_config)
+        """Build this side of a run, and store its config for a restart of the node."""
+        folder = self._folder(enrolment.name_run(config), partition, node_config)
         run = self._run(config, folder, partition, node_config)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -94,9 +102,9 @@ class Half:
             ) from None
         write_bytes(folder / "config.toml", config.encode(), sync=True)
         LOG.info("client %d takes part in run %s", partition, folder.name)
-        return facts.half_of(run, to_toml(_experiment(config, run.federation, self.code)))
+        return enrolment.describe_half(run, to_toml(_experiment(config, run.federation, self.code)))
 
-    def tasked(self, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
+    def do_task(self, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
         """Do a task of a run that this node has joined."""
         try:
             client = read_partition(node_config)
@@ -127,23 +135,23 @@ class Half:
     def _run(
         self, config: str, folder: Path, partition: int, node_config: Mapping[str, Any]
     ) -> Run:
-        return _built(self, config, folder, partition, tuple(sorted(node_config.items())))
+        return _build_run(self, config, folder, partition, tuple(sorted(node_config.items())))
 
 
-# A process that does one task after another builds its half once.
+# Cached, so that a process that does many tasks builds the run once.
 @lru_cache(maxsize=4)
-def _built(
-    half: Half, config: str, folder: Path, partition: int, node_config: tuple[tuple[str, Any], ...]
+def _build_run(
+    node: Node, config: str, folder: Path, partition: int, node_config: tuple[tuple[str, Any], ...]
 ) -> Run:
-    federation = own_federation(half.data, partition, dict(node_config))
-    experiment = _experiment(config, federation, half.code)
-    with chdir(half.code or "."):
-        # A net of the user's own is a file there too.
+    federation = own_federation(node.data, partition, dict(node_config))
+    experiment = _experiment(config, federation, node.code)
+    with chdir(node.code or "."):
+        # The user's own net is a file in that folder too.
         return experiment.build(federation, Memory(folder), client_only=True)
 
 
 def _experiment(config: str, federation: Federation, code: str | None) -> Experiment:
-    """The experiment of a config, with files of the user's looked up in the folder of the code."""
+    """Read the experiment in a config; the user's files are in the folder ``code``."""
     with chdir(code or "."):
         _check_inside(config)
         check_files(config)
@@ -151,9 +159,9 @@ def _experiment(config: str, federation: Federation, code: str | None) -> Experi
 
 
 def _check_inside(config: str) -> None:
-    """Refuse to run code, or to read weights, from anywhere but the folder of the app's code.
+    """Refuse code and weights outside the folder of the app's code.
 
-    The config comes from the server: it may name what was brought here, and no other file.
+    The config comes from the server, which may name only files that were installed with the app.
     """
     named = dict(named_code(config))
     init = read_run_table(config).get("init")
@@ -169,7 +177,11 @@ def _check_inside(config: str) -> None:
 
 
 def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]) -> Federation:
-    """The node's own data as a federation of its client alone."""
+    """Return the node's data as a federation with only its client.
+
+    Raises:
+        InputError: The data are no federation, or do not have this client.
+    """
     federation = data(partition, node_config)
     if not isinstance(federation, Federation):
         raise InputError(
@@ -188,3 +200,47 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
     if not len(client.train):
         raise InputError(f"client {partition} has no training examples; it cannot take part.")
     return replace(federation, clients={partition: client}, later={}, trace=None, files={})
+
+
+# ---- one numbering of classes on all nodes -------------------------------------------------------
+
+
+def with_labels(federation: Federation, labels: Sequence[str]) -> Federation:
+    """Return a node's federation with classes numbered by their position in ``labels``.
+
+    Each node numbers the classes in its own files, so that "walk" may be 0 on one node and 2 on
+    another. Data whose targets are not classes must have these labels already.
+
+    >>> from fedgrove import data
+    >>> own = data.from_arrays([[0.0], [1.0]] * 8, ["sit", "walk"] * 8, [0] * 16)
+    >>> with_labels(own, ["run", "sit", "walk"]).client(0).train.y.unique().tolist()
+    [1, 2]
+    """
+    known = tuple(str(label) for label in labels)
+    if federation.labels == known:
+        return federation
+    others = [label for label in federation.labels if label not in known]
+    if federation.problem != CLASSES or others:
+        named = ", ".join(others or federation.labels)
+        raise InputError(
+            f"this node's data have the labels {named}, and the app knows {', '.join(known)}; "
+            "leave the examples out, or write the app again with data that have them all."
+        )
+    number = torch.tensor([known.index(label) for label in federation.labels])
+    preparation = replace(federation.preparation, labels=known)
+    clients = {k: _renumber(client, number, known) for k, client in federation.clients.items()}
+    return replace(
+        federation, clients=clients, classes=len(known), labels=known, preparation=preparation
+    )
+
+
+def _renumber(client: ClientData, number: Tensor, labels: tuple[str, ...]) -> ClientData:
+    parts = {}
+    for name in ("train", "validation", "test"):
+        part = getattr(client, name)
+        parts[name] = replace(part, y=number[part.y])
+    own = None if client.labels is None else tuple(int(number[label]) for label in client.labels)
+    preparation = client.preparation
+    if preparation is not None:
+        preparation = replace(preparation, labels=labels)
+    return replace(client, **parts, labels=own, preparation=preparation)

@@ -1,7 +1,8 @@
-"""The server: who takes part, and a run over them. It has no data.
+"""The server of a run over real machines: enrols nodes and trains over them. It has no data.
 
-Nodes are asked who they are, the run is planned from what they say, and each builds its half and
-says what it has built. A node that comes later, or again, is asked before the next exchange.
+The server asks nodes who they are and plans the run from their answers. Each node then builds its
+side of the run and reports what it has built. Nodes that join later, or again, are asked before the
+next exchange.
 """
 
 from __future__ import annotations
@@ -28,16 +29,15 @@ from ..runs.folder import RunFolder
 from ..runs.lockstep import Watch
 from ..runs.result import Result
 from ..runs.run import Run
-from . import facts
-from .facts import Enrolled
-from .log import LOG, show
+from . import enrolment
+from .enrolment import LOG, EnrolledClient, show_log
 
 WAIT = 600.0
-"""Seconds that the server waits for all nodes to come."""
+"""Seconds that the server waits for all nodes to enrol."""
 ANSWER = 120.0
-"""Seconds that a node may take to say who it is: it reads its data for that."""
+"""Seconds that a node may take to enrol: it reads its data for that."""
 RETURN = 30.0
-"""The same during a run, of a node that came late or was lost: the others wait for it."""
+"""Seconds that a node may take to enrol during a run, while the other nodes wait."""
 AGAIN = 60.0
 """Seconds after which a node that was refused, or did not answer, is asked again."""
 
@@ -52,15 +52,16 @@ def server_app(
     watch: Watch | None = None,
     code: str | Path | None = None,
 ) -> Any:
-    """A Flower ServerApp that trains a run over the nodes of its Grid.
+    """Make a Flower ServerApp that trains a run over the nodes of its Grid.
 
-    config: a config.toml, or an experiment; its data are the nodes' own.
-    out: the run folder; one with an unfinished run is resumed.
-    clients: how many nodes must take part.
-    wait: seconds to wait for them.
-    timeout: seconds after which a client that has not answered is lost; 0: never.
-    watch: called with each line of metrics.jsonl as it is written.
-    code: the folder in which the files of a method or net of your own lie; else the current one.
+    Args:
+        config: A config.toml or an experiment; the nodes have the data.
+        out: The run folder; a folder with an unfinished run is resumed.
+        clients: The number of nodes that must take part.
+        wait: Seconds to wait for them.
+        timeout: Seconds after which a task without an answer is lost; 0: never.
+        watch: Called with each line of metrics.jsonl as it is written.
+        code: The folder with the files of your own method or net; by default the current folder.
 
     ``out``, ``clients``, ``wait`` and ``timeout`` may be left to the app's own configuration
     (``[tool.flwr.app.config]`` and ``flwr run --run-config``).
@@ -68,9 +69,9 @@ def server_app(
     given = {"out": out, "clients": clients, "wait": wait, "timeout": timeout}
 
     def main(grid: Any, context: Any) -> None:
-        show()
+        show_log()
         try:
-            words = _run_words(given, context.run_config)
+            words = _read_options(given, context.run_config)
             serve(grid, config, **words, watch=watch, code=code)
         except FedgroveError as error:
             # In one line, before Flower shows where it was raised.
@@ -80,8 +81,8 @@ def server_app(
     return messages.server_app(main)
 
 
-def _run_words(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The words of a run: as they were given, else as the app's configuration has them."""
+def _read_options(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run: as given, otherwise from the app's configuration."""
     words = {}
     for word, value in given.items():
         words[word] = run_config.get(word) if value is None else value
@@ -110,11 +111,11 @@ def serve(
     watch: Watch | None = None,
     code: str | Path | None = None,
 ) -> Result:
-    """Train a run over the nodes of a Grid; the words are those of :func:`server_app`."""
+    """Train a run over the nodes of a Grid; arguments as for :func:`server_app`."""
     path = Path(out).absolute()
     if not isinstance(config, Experiment):
         config = Path(config).absolute()
-    # Files of a user's own are named by their paths from there.
+    # The user's own files are named by their paths from there.
     with chdir(code or "."):
         return _serve(grid, config, path, clients, wait, timeout, watch)
 
@@ -131,7 +132,7 @@ def _serve(
     experiment = config if isinstance(config, Experiment) else _read(config)
     roster = Roster(grid)
     federation = roster.enrol(clients, wait)
-    experiment = without_data_words(experiment, federation)
+    experiment = drop_data_options(experiment, federation)
     planned = plan(experiment, path, Federations())
     is_begun = (path / "config.toml").is_file()
     if is_begun:
@@ -149,9 +150,9 @@ def _serve(
             net=net,
             trust=True,
             progress=False,
-            watch=_told(watch),
+            watch=_log_lines(watch),
         )
-    return api.train(experiment, path, engine=engine, watch=_told(watch))
+    return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
 
 
 def _check_same(begun: str, now: str, path: Path) -> None:
@@ -162,10 +163,10 @@ def _check_same(begun: str, now: str, path: Path) -> None:
         )
 
 
-def _told(watch: Watch | None) -> Watch:
-    """What a server's log says of each exchange."""
+def _log_lines(watch: Watch | None) -> Watch:
+    """Return a function that logs each exchange, and then calls ``watch``."""
 
-    def tell(line: Mapping[str, Any]) -> None:
+    def log_line(line: Mapping[str, Any]) -> None:
         lost = sum(len(clients) for clients in line.get("lost", {}).values())
         LOG.info("round %s: %s bytes up, %s lost", line["round"], line["bytes_up"], lost)
         for sentence in line.get("why", {}).values():
@@ -173,7 +174,7 @@ def _told(watch: Watch | None) -> Watch:
         if watch is not None:
             watch(line)
 
-    return tell
+    return log_line
 
 
 def _read(path: Path) -> Experiment:
@@ -184,8 +185,8 @@ def _read(path: Path) -> Experiment:
     return from_toml(text)
 
 
-def without_data_words(experiment: Experiment, federation: Federation) -> Experiment:
-    """The experiment on the nodes' own data: words that say how data are dealt out fall away."""
+def drop_data_options(experiment: Experiment, federation: Federation) -> Experiment:
+    """Return the experiment on the nodes' data, without options for loading and splitting data."""
     return replace(
         experiment,
         data=federation,
@@ -207,7 +208,7 @@ def without_data_words(experiment: Experiment, federation: Federation) -> Experi
 
 
 class Roster:
-    """Which node has which partition, and what is known of it."""
+    """Which node has which partition, and what is known about it."""
 
     def __init__(self, grid: Any, check: Callable[[], None] = lambda: None) -> None:
         self.name = ""
@@ -215,7 +216,7 @@ class Roster:
         """Why nodes were refused, by their numbers."""
         self._grid = grid
         self._check = check
-        self._known: dict[int, Enrolled] = {}
+        self._known: dict[int, EnrolledClient] = {}
         self._node_of: dict[int, int] = {}
         self._kind = ""
         self._config = ""
@@ -227,11 +228,18 @@ class Roster:
     # ---- before the run --------------------------------------------------------------------------
 
     def enrol(self, clients: int, wait: float) -> Federation:
-        """Wait for so many nodes with partitions of their own; the federation that they are."""
+        """Wait until ``clients`` nodes with different partitions have enrolled.
+
+        Returns:
+            Their federation, without examples.
+
+        Raises:
+            EngineError: There are fewer after ``wait`` seconds.
+        """
         started = time.monotonic()
         while True:
             self._greet(self._newcomers())
-            self._kind = facts.usual_kind(self._known) if self._known else ""
+            self._kind = enrolment.find_usual_kind(self._known) if self._known else ""
             for node in list(self._known):
                 self._try(node, self._check_kind)
             if len(self._node_of) >= clients:
@@ -241,13 +249,13 @@ class Roster:
             time.sleep(0.5)
         by_partition = {p: self._known[node] for p, node in self._node_of.items()}
         self._infos = {p: each.info for p, each in by_partition.items()}
-        return facts.described(by_partition, self._kind)
+        return enrolment.make_federation(by_partition, self._kind)
 
     def join(self, run: Run, config: str) -> None:
-        """Let every node build its half; one that builds another is refused, and ends the run."""
-        self._config = facts.config_for_nodes(config)
-        self.name = facts.name_of(self._config)
-        self._half = facts.half_of(run, config)
+        """Let every node build its side of the run; a node that builds another run ends it."""
+        self._config = enrolment.config_for_nodes(config)
+        self.name = enrolment.name_run(self._config)
+        self._half = enrolment.describe_half(run, config)
         asked = len(self._node_of)
         self._join(list(self._node_of.values()))
         if len(self._node_of) < asked:
@@ -263,11 +271,11 @@ class Roster:
     # ---- during the run --------------------------------------------------------------------------
 
     def nodes(self) -> Mapping[int, int]:
-        """Which node has which partition now; newcomers, and those who were lost, are asked."""
+        """Return the node of each partition; new nodes and lost ones are asked to join first."""
         present = set(self._grid.get_node_ids())
         for partition, node in list(self._node_of.items()):
             if node not in present or node in self._suspects:
-                # A node that was started again may have lost its folder.
+                # A restarted node may have lost its folder.
                 del self._node_of[partition]
                 self._known.pop(node, None)
                 self._asked_at.pop(node, None)
@@ -282,12 +290,12 @@ class Roster:
         return dict(self._node_of)
 
     def note_loss(self, node: int, lost: Lost) -> None:
-        """A node had no report; before its next task it is asked whether it is there."""
+        """Note a lost task; before its next task, the node is asked to join again."""
         if lost.reason in ("died", "late", "unsent"):
             self._suspects.add(node)
 
     def _check_kind(self, node: int) -> None:
-        facts.check_kind(self._known[node], self._kind)
+        enrolment.check_kind(self._known[node], self._kind)
 
     def _check_same_client(self, node: int) -> None:
         self._check_kind(node)
@@ -307,7 +315,7 @@ class Roster:
     # ---- asking ----------------------------------------------------------------------------------
 
     def _newcomers(self) -> list[int]:
-        """The nodes to ask: new ones, and after a while those who were refused or did not say."""
+        """Return the nodes to ask: new ones, and after a while refused or silent ones."""
         now = time.monotonic()
         newcomers = []
         for node in sorted(self._grid.get_node_ids()):
@@ -318,7 +326,7 @@ class Roster:
         return newcomers
 
     def _greet(self, nodes: list[int], seconds: float = ANSWER) -> None:
-        """Ask nodes who they are, and note those who may take part."""
+        """Ask nodes who they are, and note those that may take part."""
         question = {"ask": "who", "version": __version__}
         answers = ask(self._grid, dict.fromkeys(nodes, question), seconds, self._check)
 
@@ -332,19 +340,19 @@ class Roster:
     def _note(self, node: int, said: Head) -> None:
         if "refused" in said:
             raise InputError(f"a node refused to take part: {said['refused']}")
-        known = facts.enrolled(said)
+        known = enrolment.read_enrolment(said)
         other = self._node_of.get(known.partition)
         if other is not None and other != node:
             raise InputError(
-                f"two nodes say that they are client {known.partition}; the first one takes part. "
-                "Give every node a partition-id of its own."
+                f"two nodes report that they are client {known.partition}; the first one takes "
+                "part. Give every node a different partition-id."
             )
         self._known[node] = known
         self._node_of[known.partition] = node
         self.refused.pop(node, None)
 
     def _join(self, nodes: list[int]) -> None:
-        """Let nodes build their halves of the run, and compare them with the server's."""
+        """Let nodes build their sides of the run, and compare them with the server's."""
         question = {"ask": "join", "version": __version__, "config": self._config}
         answers = ask(self._grid, dict.fromkeys(nodes, question), ANSWER, self._check)
 
@@ -355,13 +363,13 @@ class Roster:
                 raise InputError(f"client {client} did not say whether it takes part.")
             if "refused" in said:
                 raise InputError(f"client {client} refused to take part: {said['refused']}")
-            facts.check_half(said, self._half)
+            enrolment.check_half(said, self._half)
 
         for node in nodes:
             self._try(node, check)
 
     def _try(self, node: int, step: Callable[[int], None]) -> None:
-        """Take a step with a node; if it is refused, both sides are told."""
+        """Take a step with a node; if it is refused, log the reason on both sides."""
         try:
             step(node)
         except FedgroveError as error:

@@ -1,7 +1,7 @@
-"""What a node says of itself when it enrols, and why it may be refused.
+"""What a node reports when it enrols, and why it may be refused.
 
-A node says what the server must know, and nothing else: how many examples it has, of what shape,
-which classes it knows of, its device. Examples, and how many it has of each class, stay with it.
+A node reports only what the server needs: its number of examples, their shape, the classes it knows
+and its device. The examples, and how many it has of each class, stay on the node.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import math
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -28,9 +30,21 @@ from ..errors import FedgroveError, InputError
 from ..problems import CLASSES, LABELS, Problem, SquaredError, Unit, numbers
 from ..runs.run import Run
 
+LOG = logging.getLogger("fedgrove")
+
+
+def show_log() -> None:
+    """Write the log of a server or node to stderr, unless the app has set up its own log."""
+    if LOG.hasHandlers():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("fedgrove: %(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+
 
 def check_version(other: Any, who: str) -> None:
-    """Refuse to work with another version: its messages, or its arithmetic, may differ."""
+    """Refuse another version of fedgrove: its messages or its arithmetic may differ."""
     if other != __version__:
         raise InputError(
             f"{who} has fedgrove {other}, and this side has {__version__}; install the same "
@@ -38,11 +52,15 @@ def check_version(other: Any, who: str) -> None:
         )
 
 
-# ---- what a node says ----------------------------------------------------------------------------
+# ---- what a node reports -------------------------------------------------------------------------
 
 
-def facts_of(federation: Federation, partition: int) -> Head:
-    """What a node says of its client and of the kind of its data."""
+def describe_client(federation: Federation, partition: int) -> Head:
+    """Return what a node reports about its client and the kind of its data.
+
+    Raises:
+        InputError: The targets cannot be described over a network.
+    """
     data = federation.client(partition)
     labels = None if data.labels is None else list(data.labels)
     return {
@@ -53,7 +71,7 @@ def facts_of(federation: Federation, partition: int) -> Head:
         "kind": {
             "shape": list(federation.shape),
             "outputs": federation.classes,
-            "problem": _problem_facts(federation.problem),
+            "problem": _describe_problem(federation.problem),
         },
         "words": {
             "name": federation.name,
@@ -68,7 +86,7 @@ def facts_of(federation: Federation, partition: int) -> Head:
     }
 
 
-def _problem_facts(problem: Any) -> dict[str, Any]:
+def _describe_problem(problem: Any) -> dict[str, Any]:
     if problem in (CLASSES, LABELS):
         return {"kind": problem.kind}
     if isinstance(problem, Problem) and isinstance(problem.loss, SquaredError):
@@ -78,7 +96,7 @@ def _problem_facts(problem: Any) -> dict[str, Any]:
             "metric": problem.metric.name,
             "unit": {"mean": list(unit.mean), "scale": list(unit.scale)},
         }
-        if problem == _problem_of(said):
+        if problem == _make_problem(said):
             return said
     raise InputError(
         f"the targets of the data are {problem.name}; over a network they must be classes, labels "
@@ -86,7 +104,7 @@ def _problem_facts(problem: Any) -> dict[str, Any]:
     )
 
 
-def _problem_of(said: Mapping[str, Any]) -> Problem:
+def _make_problem(said: Mapping[str, Any]) -> Problem:
     if said["kind"] == "classes":
         return CLASSES
     if said["kind"] == "labels":
@@ -97,23 +115,27 @@ def _problem_of(said: Mapping[str, Any]) -> Problem:
     return numbers(Unit(mean, scale), str(said["metric"]))
 
 
-# ---- what the server makes of it -----------------------------------------------------------------
+# ---- what the server reads -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Enrolled:
-    """A node's client, as the server knows it."""
+class EnrolledClient:
+    """The client of a node, as the server knows it."""
 
     partition: int
     info: ClientInfo
     labels: tuple[int, ...] | None
     kind: str
-    """Shape, outputs and problem of its data, as one text: what all clients must agree in."""
+    """Shape, outputs and problem of its data as one text; equal for all clients."""
     words: Mapping[str, Any]
 
 
-def enrolled(said: Head) -> Enrolled:
-    """What a node said, checked; whatever is wrong is an InputError."""
+def read_enrolment(said: Head) -> EnrolledClient:
+    """Check and read what a node reported.
+
+    Raises:
+        InputError: The report is wrong, or comes from another version.
+    """
     check_version(said.get("version"), "the node")
     try:
         partition = said["partition"]
@@ -124,52 +146,54 @@ def enrolled(said: Head) -> Enrolled:
             raise ValueError(f"it has {info.examples!r} examples")
         own = said["own_labels"]
         labels = None if own is None else tuple(int(label) for label in own)
-        # Built once, so that what cannot be is refused now.
-        _problem_of(said["kind"]["problem"])
+        # Made once here, so that an invalid problem is refused now.
+        _make_problem(said["kind"]["problem"])
         kind = json.dumps(said["kind"], sort_keys=True)
         words = said["words"]
         Defaults(**words["defaults"])
     except FedgroveError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"what the node says of itself cannot be used: {error}.") from None
-    return Enrolled(partition, info, labels, kind, words)
+        raise InputError(f"what the node reports about itself cannot be used: {error}.") from None
+    return EnrolledClient(partition, info, labels, kind, words)
 
 
-def usual_kind(nodes: Mapping[int, Enrolled]) -> str:
-    """The kind of data that most clients have; of as many, that of the lowest partition."""
+def find_usual_kind(nodes: Mapping[int, EnrolledClient]) -> str:
+    """Return the kind of data that most clients have; in a tie, that of the lowest partition."""
     in_order = sorted(nodes.values(), key=lambda each: each.partition)
     return Counter(each.kind for each in in_order).most_common(1)[0][0]
 
 
-def check_kind(node: Enrolled, kind: str) -> None:
-    """Refuse data of another kind than the others have."""
+def check_kind(node: EnrolledClient, kind: str) -> None:
+    """Refuse a client whose data are of another kind than those of the others."""
     if node.kind != kind:
         raise InputError(
-            f"client {node.partition} has data of {_in_words(node.kind)}, and the others have "
-            f"{_in_words(kind)}; give it data of the same kind."
+            f"client {node.partition} has data of {_describe_kind(node.kind)}, and the others have "
+            f"{_describe_kind(kind)}; give it data of the same kind."
         )
 
 
-def _in_words(kind: str) -> str:
+def _describe_kind(kind: str) -> str:
     said = json.loads(kind)
     problem = said["problem"]
     text = f"shape {tuple(said['shape'])} with {said['outputs']} outputs ({problem['kind']}"
     return f"{text}, unit {problem['unit']})" if "unit" in problem else f"{text})"
 
 
-def described(nodes: Mapping[int, Enrolled], kind: str) -> Federation:
-    """The federation as the server knows it, by partition: clients without examples."""
+def make_federation(nodes: Mapping[int, EnrolledClient], kind: str) -> Federation:
+    """Make the federation as the server knows it: clients without examples."""
     said = json.loads(kind)
     shape = tuple(int(n) for n in said["shape"])
-    problem = _problem_of(said["problem"])
+    problem = _make_problem(said["problem"])
     first = nodes[min(nodes)].words
     labels = tuple(str(label) for label in first["labels"])
-    nobodys = _no_examples(shape, said["outputs"], problem)
+    no_examples = _no_examples(shape, said["outputs"], problem)
     clients = {}
     for partition in sorted(nodes):
         node = nodes[partition]
-        clients[partition] = ClientData(nobodys, nobodys, nobodys, node.info, node.labels)
+        clients[partition] = ClientData(
+            no_examples, no_examples, no_examples, node.info, node.labels
+        )
     return Federation(
         name=str(first["name"]),
         clients=clients,
@@ -183,7 +207,7 @@ def described(nodes: Mapping[int, Enrolled], kind: str) -> Federation:
         split=str(first["split"]),
         validation=float(first["validation"]),
         problem=problem,
-        # What nodes do to their inputs, by their own data, stays with them.
+        # How nodes prepare their inputs depends on their data, and stays on the nodes.
         preparation=Preparation(labels=labels, shape=shape),
         elsewhere=True,
     )
@@ -200,20 +224,20 @@ def _no_examples(shape: tuple[int, ...], outputs: int, problem: Problem) -> Exam
 
 
 def config_for_nodes(config: str) -> str:
-    """A run's config.toml as nodes are sent it."""
-    # How many clients there are is not theirs to know, and they have one.
+    """Return a run's config.toml as it is sent to nodes."""
+    # A node has one client, and does not need to know how many others there are.
     document = tomllib.loads(config)
     document.get("data", {}).pop("clients", None)
     return tomli_w.dumps(document)
 
 
-def name_of(config: str) -> str:
-    """What both sides call a run."""
+def name_run(config: str) -> str:
+    """Return the name of a run on both sides: a hash of its config."""
     return hashlib.sha256(config.encode()).hexdigest()[:16]
 
 
-def half_of(run: Run, config: str) -> Head:
-    """What a node says of the half that it has built, so that the server can compare it."""
+def describe_half(run: Run, config: str) -> Head:
+    """Return a summary of the run that one side has built, for comparison with the other side."""
     leaves = {name: list(leaf.shape) for name, leaf in run.params.items()}
     total = math.fsum(float(leaf.double().abs().sum()) for leaf in run.params.values())
     method = tomllib.loads(config).get("method", {})
@@ -226,7 +250,11 @@ def half_of(run: Run, config: str) -> Head:
 
 
 def check_half(said: Head, own: Head) -> None:
-    """Refuse a node whose half of the run is another one."""
+    """Refuse a node that has built another run than the server.
+
+    Raises:
+        InputError: Method, network, codec or initial weights differ.
+    """
     words = {
         "method": "another method, or other settings of it",
         "net": "another network",
@@ -239,7 +267,7 @@ def check_half(said: Head, own: Head) -> None:
                 "same version of fedgrove."
             )
     weights = said.get("weights")
-    # Another kind of processor may round otherwise.
+    # Another kind of processor may round differently.
     if not isinstance(weights, float) or not math.isclose(weights, own["weights"], rel_tol=1e-4):
         raise InputError(
             "the node draws other initial weights than the server; give both the same network, "
