@@ -222,7 +222,12 @@ def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str]) 
         ("--methods", "grov"): "there is no method 'grov'; did you mean 'grove'",
         ("--rounds", "2"): "rounds is 2; it must be 3 or more",
         ("--engine", "bached"): "there is no engine 'bached'; did you mean 'batched'",
-        ("--engine", "pool", "--device", "cuda"): "--device is cuda, and torch finds no CUDA device",
+        (
+            "--engine",
+            "pool",
+            "--device",
+            "cuda",
+        ): "--device is cuda, and torch finds no CUDA device",
     }.items():
         if "cuda" in words and torch.cuda.is_available():
             continue
