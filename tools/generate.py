@@ -1,4 +1,4 @@
-"""Writes the files, and the blocks of docs pages, that follow from the code.
+"""Writes the files, and the blocks of docs pages, that follow from code and stored results.
 
 ::
 
@@ -31,6 +31,9 @@ GENERATORS = {
     "stub": "generate_methods:stub",
     "methods": "generate_methods:pages",
     "data-sets": "generate_data_sets:table",
+    "options": "generate_options:page",
+    # Tables and the picture from lab/results.
+    "results": "fedgrove_lab.tables:find_changes",
 }
 """Each generator as ``module:function``, imported only when it is needed."""
 

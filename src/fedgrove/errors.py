@@ -89,6 +89,9 @@ class EngineError(FedgroveError, RuntimeError):
 class Refusals:
     """Collects errors, so that all of them are reported at once.
 
+    Hand-written, because errors also come from data files, networks and devices, not only from
+    values that pydantic validates, and each has its own sentence.
+
     >>> refusals = Refusals()
     >>> for lr in (-1, 0.1, -2):
     ...     with refusals.collected():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import subprocess
 import sys
@@ -59,16 +58,6 @@ def test_a_type_checker_sees_every_argument(tmp_path: Path) -> None:
     assert 'Argument "rounds" to "run" has incompatible type "str"' in errors[0]
     assert 'did you mean "rounds"?' in errors[1]
     assert 'Missing positional argument "methods"' in errors[2]
-
-
-def test_the_page_of_options_is_what_the_definitions_give() -> None:
-    spec = importlib.util.spec_from_file_location("options_page", ROOT / "tools/options_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    written = (ROOT / "docs" / "options.md").read_text()
-    assert written == module.page(), "run: python tools/options_page.py"
 
 
 def test_an_option_is_one_field(capsys: pytest.CaptureFixture[str]) -> None:

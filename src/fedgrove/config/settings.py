@@ -1,4 +1,9 @@
-"""What can be set in a method and its parts, by name: ``--set density=0.3``, ``--set lr=0.01``."""
+"""What can be set in a method and its parts, by name: ``--set density=0.3``, ``--set lr=0.01``.
+
+pydantic converts plain values (:func:`fedgrove.options.definition.find_value`). Parts are found by
+hand: a field takes any dataclass that fits its protocol, which pydantic cannot express, and a union
+of all of them would import every method.
+"""
 
 from __future__ import annotations
 

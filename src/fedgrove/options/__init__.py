@@ -7,7 +7,7 @@ without a function in :mod:`fedgrove.cli`. From these fields follow
 - flags, help and completion of the command line (:mod:`fedgrove.cli.parameters`),
 - signatures and docstrings in Python (:func:`fedgrove.options.definition.takes`),
 - the fields of :class:`fedgrove.config.experiment.Experiment`, and so config.toml,
-- docs/options.md (``python tools/options_page.py``).
+- docs/options.md (``python tools/generate.py``).
 
 To add an option, add a field to a group.
 

@@ -1,24 +1,23 @@
-"""Write docs/options.md from the definitions of the options: ``python tools/options_page.py``."""
+"""docs/options.md, from the definitions of the options."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import typer
+from generate import ROOT, Files
 
 from fedgrove.cli.app import app
 from fedgrove.cli.parameters import typed_options
 from fedgrove.options import groups
 from fedgrove.options.definition import Field, options_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 HEAD = """# Options
 
 The options of runs, sweeps, costs and choices, as they are written on the command line and in
 Python (`fedgrove.run(rounds=10)`). The last column names the commands that take an option; the
 function of the same name takes it too. For all other commands see their `--help`.
-`tools/options_page.py` writes this page from the definitions in `fedgrove.options`.
+`tools/generate.py` writes this page from the definitions in `fedgrove.options`.
 """
 
 
@@ -33,8 +32,8 @@ def command_classes() -> dict[str, type]:
     return found
 
 
-def page() -> str:
-    """The text of the page."""
+def page() -> Files:
+    """The page with all options."""
     commands = command_classes()
     tables: dict[str, list[str]] = {}
     in_groups: dict[str, set[str]] = {name: set() for name in commands}
@@ -59,7 +58,7 @@ def page() -> str:
     for heading, rows in tables.items():
         head = "| command line | Python | meaning | commands |\n|---|---|---|---|\n"
         parts.append(f"## {heading}\n\n{head}" + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+    return {ROOT / "docs" / "options.md": "\n".join(parts)}
 
 
 def own_fields(cls: type) -> list[Field]:
@@ -78,7 +77,3 @@ def row(field: Field, commands: str) -> str:
     in_python = "" if field.option.only == "command line" else f"`{field.name}`"
     cells = [typed, in_python, field.describe(), commands]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())
