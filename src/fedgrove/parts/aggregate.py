@@ -34,7 +34,7 @@ class Average(Protocol):
     def value(self) -> Tree:
         """The average so far, with the names, order and types of the previous tree.
 
-        Where nobody has a coordinate it keeps its previous value.
+        Where no client has a coordinate it keeps its previous value.
         """
 
 
@@ -67,7 +67,7 @@ class WeightedMean:
     """
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A mean of nobody yet."""
+        """A mean before any client is added."""
         return WeightedSums(previous)
 
 
@@ -75,7 +75,7 @@ CHUNK = 1 << 17
 """Numbers that are added at once on a CPU: in double precision they stay in a core's cache."""
 
 FEW = 1 << 13
-"""For so many torch has memory at hand."""
+"""Up to this many numbers a new tensor costs no more than the shared scratch memory."""
 
 
 class _Scratch(threading.local):
@@ -95,7 +95,7 @@ class WeightedSums:
 
     Trees whose leaves are views of one vector, as those that an engine trained, are added as that
     vector: to the bit what is added leaf by leaf, in a few operations in place of a few per leaf.
-    Where they lie on a card as well, the sums are there. Other trees become a vector where a mask
+    If a GPU has a copy of them, the sums are on that GPU. Other trees become a vector where a mask
     comes with them.
     """
 
@@ -105,7 +105,7 @@ class WeightedSums:
         self._whole: Tensor | None = None
         """The vector that the sums are views of, if the first tree was one."""
         self._weights: dict[str, float | Tensor] = {}
-        """By leaf: one number while nobody's mask named it, then one per coordinate."""
+        """By leaf: one number while no mask named it, then one per coordinate."""
         self._whole_weights: Tensor | None = None
         """The vector that these are views of, where masks came with trees that are vectors."""
 
@@ -143,7 +143,7 @@ class WeightedSums:
             self._weights[name] = _more(self._weights.get(name, 0.0), weight, kept)
 
     def _add_whole(self, tree: Mapping[str, Tensor], weight: float) -> bool:
-        """Add a tree as one vector, if it is one and the sums are too; says whether it was."""
+        """Add a tree as one vector, if it is one and the sums are too; returns whether it was."""
         is_first = not self._sums
         if not is_first and self._whole is None:
             return False
@@ -167,7 +167,7 @@ class WeightedSums:
     def _add_whole_masked(
         self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor]
     ) -> bool:
-        """The same with the tree's mask as one vector beside it, on the CPU."""
+        """Add a tree and its mask, each as one vector, on the CPU; returns whether it was."""
         is_first = not self._sums
         if not is_first and (self._whole is None or not trees.same_layout(tree, self._sums)):
             return False
@@ -229,19 +229,23 @@ class WeightedSums:
         types = {old.dtype for old in previous.values()}
         if self._whole_weights is not None and len(types) == 1:
             return self._whole_masked_mean(previous, self._whole, self._whole_weights)
-        weights = {weight for weight in self._weights.values() if isinstance(weight, float)}
-        is_masked = any(isinstance(weight, Tensor) for weight in self._weights.values())
-        if len(types) > 1 or len(weights) > 1 or is_masked:
+        weights: set[float] = set()
+        for weight in self._weights.values():
+            if isinstance(weight, Tensor):
+                # A mask named this leaf: each of its coordinates has another divisor.
+                return None
+            weights.add(weight)
+        if len(types) > 1 or len(weights) > 1:
             return None
         there = _divided(self._whole, weights.pop(), types.pop())
-        # The next round's clients, and the gate, need it on the card again.
+        # The next round's clients, and the gate, need it on the GPU again.
         here = gpu_copies.copy_to_cpu(there) if there.is_cuda else there
         return trees.unflatten(here, previous)
 
     def _whole_masked_mean(
         self, previous: Mapping[str, Tensor], sums: Tensor, weights: Tensor
     ) -> Tree:
-        """The mean as one vector, where nobody may have a coordinate."""
+        """The mean as one vector, where a coordinate may be had by no client."""
         before = trees.as_vector(previous)
         if before is None:
             before = trees.flatten(previous)
@@ -262,7 +266,7 @@ def _scaled(values: Tensor, weight: float) -> Tensor:
 def _add_scaled(total: Tensor, values: Tensor, weight: float) -> None:
     """``total += weight * values`` in double precision."""
     if total.is_cuda:
-        # A card's kernel reads the other type as it goes.
+        # A GPU's kernel converts the other type while it reads.
         total.add_(values, alpha=weight)
         return
     if total.numel() <= FEW:
@@ -285,13 +289,13 @@ def _divided(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
 def _mean_or(old: Tensor, total: Tensor, weight: Tensor) -> Tensor:
     """``total / weight`` where somebody has a coordinate, and the previous value elsewhere."""
     somebody_has_it = weight > 0
-    # Where nobody has it, divide by 1 instead of 0.
+    # Where no client has it, divide by 1 instead of 0.
     quotient = total / trees.where(somebody_has_it, weight, 1.0)
     return trees.where(somebody_has_it, quotient.to(old.dtype), old)
 
 
 def _pairs(a: Tensor, b: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Two vectors part by part; a card takes them whole."""
+    """Two vectors part by part; a GPU takes them whole."""
     if a.is_cuda or a.numel() <= CHUNK:
         return ((a, b),)
     return zip(torch.split(a, CHUNK), torch.split(b, CHUNK), strict=True)
@@ -346,7 +350,7 @@ def previous_of(
 
 
 def known(previous: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-    """The tree that an average started from; refuses to say where there is none."""
+    """The tree that an average started from; raises where there is none."""
     if previous is None:
         raise ValueError("an average of nothing: no tree was added, and none came before")
     return previous

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .. import trees
@@ -44,8 +43,8 @@ class GlobalRank:
         """The number of weights kept, per layer."""
         all_scores = trees.flatten(scores)
         kept = round(density * all_scores.numel())
-        by_layer = torch.split(best(all_scores, kept), [s.numel() for s in scores.values()])
-        return {layer: int(mask.sum()) for layer, mask in zip(scores, by_layer, strict=True)}
+        masks = trees.unflatten(best(all_scores, kept), scores)
+        return {layer: int(mask.sum()) for layer, mask in masks.items()}
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,16 @@ class ERK:
 
     def __call__(self, scores: Mapping[str, Tensor], density: float) -> dict[str, int]:
         """The number of weights kept, per layer."""
-        sizes = {layer: score.numel() for layer, score in scores.items()}
-        dimensions = {layer: sum(score.shape) for layer, score in scores.items()}
+        sizes: dict[str, int] = {}
+        dimensions: dict[str, int] = {}
+        for layer, score in scores.items():
+            sizes[layer] = score.numel()
+            dimensions[layer] = sum(score.shape)
         counts: dict[str, int] = {}
         left = round(density * sum(sizes.values()))
         free = list(sizes)
+        # A full layer takes less than epsilon would give it. What is left raises epsilon for the
+        # other layers, and further ones may be full then.
         while free:
             epsilon = left / sum(dimensions[layer] for layer in free)
             full = [layer for layer in free if epsilon * dimensions[layer] >= sizes[layer]]
@@ -79,12 +83,14 @@ class ERK:
                 counts[layer] = sizes[layer]
                 left -= sizes[layer]
                 free.remove(layer)
-        shares = {layer: epsilon * dimensions[layer] for layer in free}
-        for layer, share in shares.items():
-            counts[layer] = math.floor(share)
+        shares: dict[str, float] = {}
+        for layer in free:
+            shares[layer] = epsilon * dimensions[layer]
+            counts[layer] = math.floor(shares[layer])
             left -= counts[layer]
         # A stable sort: of equal remainders the earlier layer's comes first.
         by_remainder = sorted(free, key=lambda layer: counts[layer] - shares[layer])
         for layer in by_remainder[:left]:
             counts[layer] += 1
+        # Full layers were counted first; callers expect the order of the network.
         return {layer: counts[layer] for layer in scores}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 from ..channels.submodel import (
@@ -17,8 +18,8 @@ from ..renamed import find_renamed
 from .local import LocalTraining
 
 LOOKED_AT = 100
-"""How many devices are sampled where there are too many to look at all."""
-WHY_ALL = "fits models to devices (--set fit=false: all get the same)"
+"""How many devices are sampled if there are more than a server lists at once."""
+WHY_ALL = "fits models to devices (--set fit=false: all get the same model)"
 
 
 def batch_and_slots(local: LocalTraining | None) -> tuple[int, int]:
@@ -40,9 +41,10 @@ def client_shares(
     setup: Setup, shares: Sequence[float], local: LocalTraining | None
 ) -> dict[int, float]:
     """Every client's share of channels: given in turn, or what its device can hold."""
-    clients = setup.all_clients("holds a width for every client")
+    clients = setup.all_clients("keeps a width for every client")
     if shares:
-        return {k: shares[i % len(shares)] for i, k in enumerate(clients)}
+        # Without strict: the cycle has no end, the clients decide.
+        return dict(zip(clients, cycle(shares), strict=False))
     options = measure_widths(setup.net, *batch_and_slots(local))
     return {k: choose_width(setup.clients[k], options) for k in clients}
 
@@ -50,8 +52,8 @@ def client_shares(
 def narrow_clients(setup: Setup, local: LocalTraining | None) -> dict[int, float]:
     """The clients whose devices are too small or too slow for the whole net, with their shares.
 
-    Of very many clients a sample is looked at; where one of those is narrow, each would need a
-    place, and that is refused.
+    Of very many clients only a sample is looked at. If one of those is narrow, every client would
+    need an entry in the state, and that is refused.
     """
     batch, slots = batch_and_slots(local)
     needed = setup.layout.memory(batch, slots)
@@ -62,11 +64,11 @@ def narrow_clients(setup: Setup, local: LocalTraining | None) -> dict[int, float
 
     if len(setup.clients) > MOST_AT_ONCE:
         sample = setup.some_clients(LOOKED_AT)
-        if not any(is_narrow(client) for client in sample):
+        if not any(map(is_narrow, sample)):
             return {}
-    narrow = [client for client in setup.all_clients(WHY_ALL) if is_narrow(client)]
+    narrow = list(filter(is_narrow, setup.all_clients(WHY_ALL)))
     if not narrow:
-        # Nothing has to be cut, nor need it be possible.
+        # Before widths are measured: a net whose channels cannot be removed is fine here.
         return {}
     options = measure_widths(setup.net, batch, slots)
     return {client: choose_width(setup.clients[client], options) for client in narrow}

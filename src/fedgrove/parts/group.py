@@ -19,7 +19,7 @@ from ..errors import check, unknown
 from ..seeds import torch_rng
 
 HELD = 1 << 30
-"""Bytes of whole updates that a server holds at once; of further clients it keeps a sketch."""
+"""Bytes of whole updates that a server keeps at once; of further clients it keeps a sketch."""
 SKETCH = 1 << 14
 """Numbers in a sketch of an update."""
 MOST = 8
@@ -63,7 +63,7 @@ def cosine_distances(vectors: Tensor) -> Tensor:
 class AverageLinkage:
     """Agglomerative clustering on the cosine of updates (CA-AFP, FedCHAR).
 
-    ``groups`` 0: as many as give the best silhouette, from 2 to 8. From a random start average
+    ``groups`` 0: the number with the best silhouette, from 2 to 8. From a random start average
     linkage tends to split off single clients; a warm-up before the clustering, or
     ``linkage="complete"``, gives groups of more even size.
     """
@@ -77,7 +77,7 @@ class AverageLinkage:
     def __call__(self, vectors: Tensor, groups: int) -> list[int]:
         """The group of each row.
 
-        There are as many groups as asked for, or one per client where there are fewer clients.
+        There are ``groups`` groups, or one per client where there are fewer clients.
         """
         distances = cosine_distances(vectors).numpy()
         n = len(vectors)
@@ -99,9 +99,9 @@ class AverageLinkage:
         return renumbered(divisions[silhouettes.index(max(silhouettes))])
 
     def several(self, vectors: Tensor, numbers: Sequence[int]) -> list[list[int]]:
-        """The same as a call for each of some numbers of groups, 1 or more.
+        """The labels that a call gives for each of several numbers of groups, 1 or more.
 
-        They differ only in how many of the same merges are made.
+        The merges are computed once: divisions differ only in how many of them are made.
         """
         n = len(vectors)
         if n < 2 or not numbers:
@@ -122,7 +122,7 @@ class AverageLinkage:
 
 
 def _divide(merges: Matrix, groups: int) -> list[int]:
-    """So many groups: of the n - 1 merges down to one group, the last ones are left out."""
+    """Labels of ``groups`` groups: the last of the n - 1 merges to one group are left out."""
     n = len(merges) + 1
     # Row i merges two clusters into cluster n + i; 0 to n - 1 are the single clients.
     members: dict[int, list[int]] = {client: [client] for client in range(n)}
@@ -152,7 +152,7 @@ def silhouette(distances: Matrix, labels: Sequence[int]) -> float:
     own = np.where(is_member, sums, 0.0).sum(1) / np.maximum((is_member * sizes).sum(1) - 1, 1)
     nearest_other = np.where(is_member, np.inf, sums / sizes).min(1)
     largest = np.maximum(own, nearest_other)
-    # Where all are at the same place, both are 0.
+    # Where all clients coincide, both are 0.
     value = (nearest_other - own) / np.where(largest == 0, 1.0, largest)
     is_alone = (is_member * sizes).sum(1) == 1
     return float(np.where(is_alone, 0.0, value).mean())
@@ -168,7 +168,7 @@ class Bipartition:
     cosine). ``groups`` is the most groups there will be, 0: any number.
 
     Differs from the paper: its two bounds are absolute numbers of one network; here they are one
-    share of the largest update, and all clients are asked once instead of in every round.
+    share of the largest update, and all clients report once instead of in every round.
     """
 
     ratio: float = 0.4
@@ -209,7 +209,7 @@ class Bipartition:
 
 
 def renumbered(labels: Sequence[int]) -> list[int]:
-    """The same groups, numbered by first appearance.
+    """Group numbers in the order of first appearance.
 
     >>> renumbered([2, 0, 2, 1])
     [0, 1, 0, 2]
@@ -253,7 +253,7 @@ class GroupedState(Protocol):
 
     @property
     def joined(self) -> int:
-        """The last round before which clients joined a group in an exchange of their own."""
+        """The last round before which clients joined a group in a separate exchange."""
 
 
 def joining_before_round(state: GroupedState, clients: Iterable[int]) -> list[int]:
@@ -291,8 +291,8 @@ def flatten_update(update: Mapping[str, Tensor]) -> Tensor:
 class Updates:
     """Clients' updates as they come, in at most ``held`` bytes.
 
-    Whole ones while they fit; sketches of all clients beside them if not all will. Means over
-    groups are asked for after the groups are known, so they can be taken over whole updates only:
+    Whole updates are kept while they fit. If not all will, sketches of all clients are kept too.
+    Means over groups are computed after the groups are known, so they are over whole updates only:
     over all clients while these fit, else over the first ones that came.
     """
 
@@ -306,7 +306,7 @@ class Updates:
         """Add one client's update."""
         vector = flatten_update(update)
         update_bytes = 4 * max(1, vector.numel())
-        # At least one is held, however large: no group would have a centre otherwise.
+        # At least one is kept, however large: no group would have a centre otherwise.
         room = max(1, self._held // update_bytes)
         if len(self.whole) < room or client in self.whole:
             self.whole[client] = vector
@@ -324,7 +324,7 @@ class Updates:
         return dict(zip(order, labels, strict=True))
 
     def centres(self, groups: Mapping[int, int]) -> dict[int, Tensor]:
-        """The mean of each group's whole updates; a group of which none is held has no mean."""
+        """The mean of each group's whole updates; a group without a whole update has no mean."""
         members: dict[int, list[Tensor]] = {}
         # Clients in order of number: a sum's last bits depend on the order of its terms.
         for client in sorted(self.whole):

@@ -43,7 +43,7 @@ class Optimiser(Protocol):
         """How many vectors of the parameters' size it remembers."""
 
     def init(self, w: Tensor) -> Tree:
-        """The state before the first step; its names and shapes stay the same over all steps."""
+        """The state before the first step; its names and shapes do not change over the steps."""
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
         """One step, pure."""
@@ -396,7 +396,7 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     for name, view in trees.unflatten(w, start_params).items():
         params[name] = view.detach().requires_grad_()
     # Copies: the forward pass writes running statistics in place, and the start must stay as it is.
-    buffers = {k: start[k].clone() for k in net.layout.buffers}
+    buffers = trees.map(Tensor.clone, trees.pick(start, net.layout.buffers))
     tree: dict[str, Any] = params | buffers
     leaves = list(params.values())
     state = local.optimiser.init(w)
@@ -430,9 +430,8 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
             view.copy_(start_params[name])
         if aux:
             # Detached, or each step would keep the graphs of all steps before it alive.
-            remembered = {k: v.detach() for k, v in aux.items()}
-            carry = {**carry, "aux": carry["aux"] | remembered}
-    after = {k: v.detach() for k, v in tree.items()}
+            carry = {**carry, "aux": carry["aux"] | trees.map(Tensor.detach, aux)}
+    after = trees.map(Tensor.detach, tree)
     for name in frozen & buffers.keys():
         after[name] = start[name]
     return {**carry, stage.end: after}

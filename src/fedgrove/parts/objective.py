@@ -2,7 +2,7 @@
 
 An objective is called once per step with the output of that step's one forward pass and returns
 ``(loss, aux)``; ``aux`` is merged into ``carry["aux"]`` and comes back in the next step. What it
-holds before the first step, :meth:`Objective.begin` says.
+contains before the first step is given by :meth:`Objective.begin`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Objective(ABC):
         """The loss of one batch, and what to remember for the next step."""
 
     def begin(self, params: Tree, carry: Carry) -> Tree:
-        """What ``carry["aux"]`` holds before the first step; every name that a step adds to it."""
+        """What is in ``carry["aux"]`` before the first step; every name that a step adds to it."""
         return {}
 
     def more_macs(self, net: Net, forward: int) -> int:

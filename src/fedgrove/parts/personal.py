@@ -14,7 +14,7 @@ def complete(carry: Carry, client: Client) -> Carry:
     network's order.
     """
     rest = dict(carry)
-    # Taken out, so that all clients have the same trees from here on, and train in one stack.
+    # Taken out, so that all clients have equal sets of trees from here on, and train in one stack.
     kept = rest.pop("kept", {})
     received = carry.get("model", {})
     # The last one wins: the initial parameters, over them the client's own, over them what came.
@@ -54,7 +54,7 @@ def use_personal(carry: Carry, client: Client) -> Carry:
     return {**carry, "model": client.start}
 
 
-# ---- a rest that nobody trains -------------------------------------------------------------------
+# ---- a rest that no client trains ----------------------------------------------------------------
 
 
 def complete_from_start(carry: Carry, client: Client) -> Carry:

@@ -2,10 +2,10 @@ r"""Averages that survive clients who send nonsense, by accident or on purpose.
 
 Each is a rule like :class:`fedgrove.parts.aggregate.WeightedMean` and takes its place in the field
 ``mean`` of any method. All of them need every report of an exchange at once: until the average is
-taken they hold the clients' trees, memory of cohort x model.
+taken they keep the clients' trees, which takes memory of cohort x model.
 
 With masks, every coordinate is decided by the clients that have it, and keeps its previous value
-where nobody has it. Lengths and distances are taken over what both sides have, and scaled to the
+where no client has it. Lengths and distances are taken over what both sides have, and scaled to the
 whole model:
 
 .. math:: d(a, b)^2 = \frac{D}{|C|} \sum_{j \in C} (a_j - b_j)^2
@@ -71,7 +71,7 @@ class Held:
             self._sent.append(Sent(tree, weight, mask))
 
     def value(self) -> Tree:
-        """The average of what is held."""
+        """The average of the trees that were added."""
         previous = known(self._previous)
         if not self._sent:
             return dict(previous)
@@ -97,7 +97,7 @@ class Median:
     """
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A median of nobody yet."""
+        """A median before any client is added."""
         return Held(previous, medians)
 
 
@@ -108,8 +108,8 @@ class TrimmedMean:
     Of c clients that have a coordinate, :math:`\lfloor \beta c \rfloor` are cut on each side and
     the mean is of the rest: :math:`\beta` -> ``share``, below 1/2, so that somebody is left.
     Clients count alike, whatever their weight. If no more lie than are cut on a side, it stays
-    between the honest values. Where :math:`c < 1/\beta` nobody is cut and one liar is enough: that
-    takes a larger share, or :class:`Median`.
+    between the honest values. Where :math:`c < 1/\beta` no client is cut and one liar is enough:
+    use a larger share then, or :class:`Median`.
 
     >>> average = TrimmedMean(0.25).start()
     >>> for w in (1.0, 2.0, 4.0, 1e30):
@@ -125,7 +125,7 @@ class TrimmedMean:
         check(0 <= self.share < 0.5, "share", self.share, "in [0, 0.5)")
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A trimmed mean of nobody yet."""
+        """A trimmed mean before any client is added."""
         return Held(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
@@ -141,7 +141,7 @@ class TrimmedMean:
         rank = torch.arange(len(values), device=values.device)
         rank = rank.view(-1, *[1] * (values.dim() - 1))
         stays = (rank >= cut) & (rank < count - cut)
-        # Where nobody has the coordinate, 0/1: the previous value takes its place.
+        # Where no client has the coordinate, 0/1: the previous value takes its place.
         return ordered.masked_fill(~stays, 0.0).sum(0) / (count - 2 * cut).clamp_min(1)
 
 
@@ -170,11 +170,11 @@ class ClippedMean:
         check(self.bound is None or self.bound > 0, "bound", self.bound, "above 0, or none")
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A clipped mean of nobody yet."""
+        """A clipped mean before any client is added."""
         return Held(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
-        lengths = torch.tensor([distance(client, previous) for client in sent]).double()
+        lengths = distances_to(previous, sent)
         bound = self.bound
         if bound is None:
             bound = float(median(lengths, torch.ones_like(lengths)))
@@ -197,7 +197,7 @@ class MultiKrum:
     count alike, whatever their weight. If no more than f lie, whoever is kept is near to an honest
     client, at most :math:`\sqrt{n - f}` times as far as honest clients are from each other.
 
-    Differs from the paper: that asks for :math:`n \ge 2f + 3`. In smaller groups the nearest f
+    Differs from the paper: that requires :math:`n \ge 2f + 3`. In smaller groups the nearest f
     others are counted, so that f liars side by side are still far from an honest client. Where
     :math:`n <` 1 / ``liars``, f is 0. Clients that have no parameter in common are infinitely far
     apart. A parameter that only clients have who were not kept stays at its previous value.
@@ -219,7 +219,7 @@ class MultiKrum:
         check(self.keep is None or self.keep >= 1, "keep", self.keep, "1 or more, or none")
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A mean of nobody yet."""
+        """A mean before any client is added."""
         return Held(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
@@ -232,6 +232,7 @@ class MultiKrum:
         """The clients that are kept; ``distances`` are squared, infinite to oneself."""
         n = len(distances)
         f = math.floor(self.liars * n + ROUNDING)
+        # The paper's number, or f in a group that is too small for its condition.
         neighbours = max(n - f - 2, f)
         scores = distances.sort(1).values[:, :neighbours].sum(1)
         keep = n - f
@@ -240,7 +241,8 @@ class MultiKrum:
         last = scores.sort().values[keep - 1]
         # Rounding, and so the order of clients, must not decide between equals.
         as_low = scores <= last * (1 + ROUNDING)
-        return [int(i) for i in as_low.nonzero()]
+        chosen: list[int] = as_low.nonzero().flatten().tolist()
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -278,16 +280,16 @@ class GeometricMedian:
         check(self.smooth > 0, "smooth", self.smooth, "above 0")
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A geometric median of nobody yet."""
+        """A geometric median before any client is added."""
         return Held(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
         begin = medians(previous, sent, weighted=True)
         # In double precision from step to step, and rounded once.
         centre = trees.map(Tensor.double, parameters(begin))
-        weights = torch.tensor([client.weight for client in sent]).double()
+        weights = weights_of(sent)
         for _ in range(self.iterations):
-            distances = torch.tensor([distance(client, centre) for client in sent]).double()
+            distances = distances_to(centre, sent)
             typical = float(median(distances, weights))
             if typical == 0:
                 # Half of the weight is here, so nothing pulls harder: a step would only round.
@@ -301,7 +303,9 @@ class GeometricMedian:
             centre = next_centre
             if moved <= self.tolerance * typical:
                 break
-        rounded = {name: leaf.to(previous[name].dtype) for name, leaf in centre.items()}
+        rounded: Tree = {}
+        for name, leaf in centre.items():
+            rounded[name] = leaf.to(previous[name].dtype)
         return in_order(previous, rounded, statistics(begin))
 
 
@@ -325,8 +329,8 @@ def leaf_by_leaf(
         values, has_it = stacked(sent, name, old)
         weights = has_it.double()
         if weighted:
-            by_client = torch.tensor([client.weight for client in sent], device=old.device)
-            weights = weights * by_client.double().view(-1, *[1] * old.dim())
+            by_client = weights_of(sent).to(old.device)
+            weights = weights * by_client.view(-1, *[1] * old.dim())
         found = combine(values, weights).to(old.dtype)
         result[name] = torch.where(has_it.any(0), found, old)
     return result
@@ -402,8 +406,19 @@ def distance(client: Sent, centre: Mapping[str, Tensor]) -> float:
         difference = client.tree.get(name, point).double() - point.double()
         squares += float(difference.masked_fill(~kept, 0.0).square().sum())
     if not shared:
+        # Such a client adds no parameter to a mean: there is nothing to clip or to weigh.
         return 0.0
     return math.sqrt(squares * whole / shared)
+
+
+def distances_to(centre: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tensor:
+    """The distance of each client from a point."""
+    return torch.tensor([distance(client, centre) for client in sent]).double()
+
+
+def weights_of(sent: Sequence[Sent]) -> Tensor:
+    """The weight of each client."""
+    return torch.tensor([client.weight for client in sent]).double()
 
 
 def squared_distances(previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tensor:
@@ -446,4 +461,4 @@ def in_order(like: Mapping[str, Tensor], *parts: Mapping[str, Tensor]) -> Tree:
     leaves: Tree = {}
     for part in parts:
         leaves.update(part)
-    return {name: leaves[name] for name in like}
+    return trees.pick(leaves, like)

@@ -38,14 +38,17 @@ class Magnitude:
 
 def scores_packet(scores: Mapping[str, Tensor]) -> Packet:
     """Scores in bfloat16: it has the range of float32, and squares of gradients are tiny."""
-    named = {PREFIX + name: leaf for name, leaf in scores.items()}
-    return Packet(Half("bfloat16")(named))
+    return Packet(Half("bfloat16")(_with_prefix(scores)))
 
 
 def expected_scores(net: Net) -> ExpectedPacket:
     """What :func:`scores_packet` makes of a score for every prunable weight."""
     weights = trees.pick(net.blank(), net.layout.prunable)
-    return Half("bfloat16").form({PREFIX + name: leaf for name, leaf in weights.items()})
+    return Half("bfloat16").form(_with_prefix(weights))
+
+
+def _with_prefix(tree: Mapping[str, Tensor]) -> Tree:
+    return {PREFIX + name: leaf for name, leaf in tree.items()}
 
 
 def scores_of(packet: Packet) -> Tree:

@@ -64,13 +64,14 @@ from ...core import (
 from ...errors import InputError, UnfitError, check
 from ...nets import Net
 from ...parts.common import CommonParts
+from ...parts.device_widths import narrow_clients
 from ...parts.group import HELD
 from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes
 from ...trees import Mask, Tree
 from ...wire.codec import Bitmap, Smallest
 from . import byte_budget, client_views
-from .channel_masks import ChannelMasks, narrow_clients
+from .channel_masks import ChannelMasks
 from .client import GroveClient, without_offset
 from .head_evidence import (
     EVIDENCE,
