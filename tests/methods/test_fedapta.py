@@ -382,7 +382,7 @@ def test_the_papers_bytes_are_those_of_the_numbers_that_are_sent(
 def test_more_last_layers_than_there_are_are_refused(tmp_path: Path) -> None:
     run = make_run(FedAPTA(ratios=(0.5,), last=9), tmp_path, net="bn-cnn2")
     with pytest.raises(
-        InputError, match="last is 9; it must be at most 1, as many fully connected"
+        InputError, match="last is 9; it must be at most 1, the number of fully connected"
     ):
         _ = run.initial_state
     assert len(FedAPTA(last=2).init(start(1)).head) == 4

@@ -18,6 +18,7 @@ class Uniform:
 
     :math:`\rho` -> ``density``, :math:`d_l` the number of weights of layer :math:`l`.
 
+    >>> import torch
     >>> Uniform()({"a": torch.ones(10), "b": torch.ones(3)}, 0.5)
     {'a': 5, 'b': 2}
     """
@@ -35,6 +36,7 @@ class GlobalRank:
     equal scores the earlier layer's stay, within a layer those that come first: the number kept is
     exact.
 
+    >>> import torch
     >>> GlobalRank()({"a": torch.tensor([5.0, 4.0]), "b": torch.tensor([3.0, 1.0])}, 0.75)
     {'a': 2, 'b': 1}
     """
@@ -58,6 +60,7 @@ class ERK:
     for the rest. The number over all layers is exact: what rounding down leaves goes to the layers
     of largest remainder, of equal ones to the earlier.
 
+    >>> import torch
     >>> ERK()({"a": torch.ones(4, 6), "b": torch.ones(10, 10), "c": torch.ones(2, 2)}, 0.5)
     {'a': 20, 'b': 40, 'c': 4}
     """

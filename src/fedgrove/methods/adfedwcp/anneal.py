@@ -63,8 +63,10 @@ class AnnealedPull(Objective):
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The pull of this step, and what loss is expected in the next."""
         loss, _ = ProblemLoss()(out, params, batch, carry)
+        # Only the size of the loss steers the weight: no gradient flows through it.
         loss = loss.detach()
         aux = carry["aux"]
+        # As a tensor: an objective has no Python branch on data.
         is_first = aux[STEPS] == 0
         expected = torch.where(is_first, loss, (loss + aux[LOSS]) / 2)
         remembered = {LOSS: expected, STEPS: aux[STEPS] + 1}
@@ -86,6 +88,8 @@ class AnnealedPull(Objective):
         """
         if self.fixed is not None:
             return torch.as_tensor(self.fixed, dtype=loss.dtype, device=loss.device)
+        # `position` counts batches from the start of the epoch, so the pull is strongest there. The
+        # paper defines neither i nor the base; both are those of the authors' code.
         power = torch.as_tensor(self.base, dtype=loss.dtype, device=loss.device) ** (position + 1)
         falling = (1.1 * power).clamp(max=0.8)
         otherwise = (power / 1.1).clamp(min=0.1)

@@ -6,8 +6,8 @@ The server minimises the time all clients need to send their clustered models,
           \qquad k^{lower}_{ij} \le k_{ij} \le k^{upper}_{ij}
 
 The sum grows with every k, so its least is at the lower bound; where the bounds cross, the upper
-one holds, since bandwidth is a hard limit: :math:`k = \min(k^{lower}, k^{upper})`. The paper's Adam
-on the server lands there too.
+one applies, since bandwidth is a hard limit: :math:`k = \min(k^{lower}, k^{upper})`. The paper's
+Adam on the server lands there too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Adaptive:
 
     Ours, off by default: ``memory`` and ``speed`` bound k in the same form, by
     ``ClientInfo.memory`` between ``little`` and ``plenty`` bytes and by ``ClientInfo.speed``
-    between ``weak`` and ``strong``. The least of all upper bounds holds.
+    between ``weak`` and ``strong``. The least of all upper bounds applies.
     """
 
     k_min: int = 5
@@ -57,7 +57,7 @@ class Adaptive:
     slow: float = 5.0
     fast: float = 100.0
     lower: bool = True
-    """Whether the lower bound holds; without it every layer gets k_min (the paper's Table 11)."""
+    """Whether the lower bound applies; without it every layer gets k_min (the paper's Table 11)."""
     upper: bool = True
     """Whether bandwidth limits k."""
     memory: bool = False
@@ -84,19 +84,22 @@ class Adaptive:
         self, omega: float, info: ClientInfo, fewest: int, most: int, progress: Progress
     ) -> int:
         """The number of centroids of one layer of one client."""
+        # The objective rises with k, so its minimum under both bounds is the lower one. Where the
+        # bounds cross, the upper one wins: bandwidth is a hard limit.
         low = self.least(omega, info.examples, fewest, most, progress) if self.lower else self.k_min
         return min(low, *self.limits(omega, info))
 
     def least(self, omega: float, examples: int, fewest: int, most: int, progress: Progress) -> int:
-        """The lower bound: what importance, data and progress ask for.
+        """The lower bound: what importance, data and progress require.
 
         >>> Adaptive().least(0.5, 300, fewest=100, most=500, progress=Progress(50, 100))
         18
         """
-        # Clients of equal size: nobody has more than the fewest.
+        # Clients of equal size: no client has more than the fewest, and nothing is divided by 0.
         alpha = 0.0 if most == fewest else (self.k_max - self.k_min) / (most - fewest)
         by_data = self.k_min + _up(alpha * omega * (examples - fewest))
         gamma = 1 + progress.round / progress.rounds
+        # Asymmetric in the paper: a fall of accuracy raises k more than a rise lowers it.
         if progress.change > 0:
             eta = 1 - self.xi * progress.change
         else:
@@ -104,7 +107,7 @@ class Adaptive:
         return min(max(_up(by_data * gamma * eta), self.k_min), self.k_max)
 
     def limits(self, omega: float, info: ClientInfo) -> list[int]:
-        """The upper bounds of a client that hold; k_max is always one.
+        """The upper bounds of a client that apply; k_max is always one.
 
         >>> Adaptive(memory=True).limits(0.5, ClientInfo(100, bandwidth=5.0, memory=1 << 32))
         [32, 18, 32]
@@ -119,7 +122,7 @@ class Adaptive:
         return bounds
 
     def limit(self, omega: float, has: float, least: float, most: float) -> int:
-        """What a client is allowed that has so much of something, in a range from least to most.
+        """The upper bound for a client that has ``has`` of a resource, from least to most.
 
         >>> Adaptive().limit(0.5, 100.0, 5.0, 100.0), Adaptive().limit(0.5, 5.0, 5.0, 100.0)
         (32, 18)
@@ -151,6 +154,7 @@ class Fixed:
 
 def _up(number: float) -> int:
     """The next whole number; one that is a whole number but for rounding is that."""
+    # Products of shares and counts miss whole numbers by a last bit; the tolerance is far above it.
     return math.ceil(number - 1e-9)
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import trees
 from ...core import Batch, Carry
 from ...nets import Net
 from ...nets.layout import Layout
@@ -26,14 +27,14 @@ from ...trees import Tree
 
 
 def by_magnitude(params: Mapping[str, Tensor], layers: Sequence[Sequence[str]]) -> list[float]:
-    r"""The mean of :math:`|w|` over each layer; ``layers`` holds the names of each one's weights.
+    r"""The mean of :math:`|w|` over each layer; ``layers`` has the names of each one's weights.
 
     >>> by_magnitude({"a": torch.tensor([1.0, -3.0]), "b": torch.tensor([-1.0])}, [["a"], ["b"]])
     [2.0, 1.0]
     """
     scores = []
     for names in layers:
-        weights = torch.cat([params[name].reshape(-1) for name in names])
+        weights = trees.flatten(trees.pick(params, names))
         scores.append(float(weights.double().abs().mean()))
     return scores
 
@@ -61,6 +62,7 @@ def weighed(scores: Sequence[float]) -> list[float]:
     >>> [round(omega, 4) for omega in weighed([2.0, 1.0])]
     [0.6225, 0.3775]
     """
+    # As shares of the largest, or the scale of the weights would decide how sharp the softmax is.
     largest = max(scores)
     shares = torch.tensor(scores, dtype=torch.float64) / (largest or 1.0)
     omega: list[float] = torch.softmax(shares, 0).tolist()
@@ -108,7 +110,7 @@ class Hits:
         hits: Tree = {}
         for name, embedding in embeddings.items():
             means = carry[self.prototypes][name] / examples.clamp(min=1)[:, None]
-            # A class without examples has no prototype, and is nobody's nearest.
+            # A class without examples has no prototype, and is nearest to no example.
             nearness = (embedding @ means.T).masked_fill(~there, -torch.inf)
             hits[name] = _sum_right(nearness, batch)
         hits["output"] = _sum_right(logits, batch)
@@ -151,7 +153,8 @@ def embedded(net: Net, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: found[name] for name in names}, logits
+    # In the order of the layers, not in that of their last runs.
+    return trees.pick(found, names), logits
 
 
 def pooled(activation: Tensor) -> Tensor:
@@ -189,7 +192,8 @@ def imprinted(hits: Tree, layers: Sequence[str]) -> list[float]:
     >>> [round(w, 3) for w in imprinted(hits, ("a", "b"))]
     [0.679, 0.321]
     """
-    accuracies = torch.stack([hits[name] for name in layers]).double() / hits["all"].double()
+    right = torch.stack(list(trees.pick(hits, layers).values()))
+    accuracies = right.double() / hits["all"].double()
     before = torch.cat([torch.zeros(1, dtype=torch.float64), accuracies[:-1]])
     omega: list[float] = torch.softmax(accuracies - before, 0).tolist()
     return omega

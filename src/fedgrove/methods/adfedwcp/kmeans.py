@@ -78,9 +78,16 @@ def cluster_layers(
 
 def solve(layers: Sequence[Tensor], k_max: int, bins: int = BINS) -> Solved:
     """The programme for up to ``k_max`` centroids; histograms are of one size, so layers stack."""
-    values = [x.reshape(-1).double() for x in layers]
-    total = torch.stack([_histogram(x, bins) for x in values])
-    return Solved(total, _fill(total, k_max - 1), [_in_order(x) for x in values])
+    histograms = []
+    lines = []
+    for x in layers:
+        # In double precision: costs are differences of large sums of squares.
+        values = x.reshape(-1).double()
+        histograms.append(_histogram(values, bins))
+        lines.append(_in_order(values))
+    total = torch.stack(histograms)
+    # One centroid is always 0: k_max - 1 are free.
+    return Solved(total, _fill(total, k_max - 1), lines)
 
 
 def with_centroids(layers: Sequence[Tensor], solved: Solved, k: Tensor) -> list[Tensor]:
@@ -113,6 +120,7 @@ def operations(size: int, k: int, bins: int = BINS) -> int:
 def _histogram(x: Tensor, bins: int) -> Tensor:
     """Count, sum and sum of squares of equal bins, cumulative from the left: (3, bins + 1)."""
     low = x.min()
+    # Where all values are equal the range is 0; they are then all in the first bin.
     width = (x.max() - low).clamp(min=1e-300)
     place = ((x - low) / width * bins).long().clamp(0, bins - 1)
     moments = torch.stack([torch.ones_like(x), x, x * x])
@@ -219,6 +227,7 @@ def _lloyd(lines: Sequence[Line], centroids: Tensor) -> Tensor:
             sums.append(line.sums.gather(0, own))
         count = bounds.diff()
         mean = torch.stack(sums).diff() / count.clamp(min=1)
+        # A centroid that is nearest to no value stays where it is.
         moved = torch.where(count > 0, mean, ordered)
         centroids = torch.where(ordered == 0, 0.0, moved)
     return centroids

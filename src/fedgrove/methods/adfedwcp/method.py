@@ -138,7 +138,7 @@ class AdFedWCP(CommonParts):
     # ---- the server ------------------------------------------------------------------------------
 
     def init(self, setup: Setup) -> State:
-        """The initial model; nobody has weighed its layers yet."""
+        """The initial model; no client has weighed its layers yet."""
         weights_to_prune(setup.layout, 0.0 if self.clusters else 1.0)
         if self.importance == "imprint" and setup.net.problem.kind != CLASSES.kind:
             raise InputError(
@@ -149,13 +149,16 @@ class AdFedWCP(CommonParts):
         layout = setup.layout
         clients = setup.all_clients("keeps the importance of every client's layers")
         devices = {}
+        examples = []
         for client in clients:
             info = setup.clients[client]
+            # Plain numbers: a state is written to checkpoints.
             devices[client] = (info.examples, info.bandwidth, info.speed, info.memory)
+            examples.append(info.examples)
         layers = layers_of(layout)
         omega = [1 / len(layers)] * len(layers)
         if self.importance == "magnitude":
-            # The initial weights are the same everywhere: nobody need be asked.
+            # All clients start with equal weights: no exchange is needed to weigh them.
             omega = weighed(by_magnitude(setup.params, _weights_by_layer(layout)))
         return State(
             round=0,
@@ -163,11 +166,11 @@ class AdFedWCP(CommonParts):
             model=setup.params,
             layers=layers,
             weights=layout.prunable,
-            sizes=tuple(layout.count(names) for names in _weights_by_layer(layout)),
+            sizes=tuple(map(layout.count, _weights_by_layer(layout))),
             size=layout.size,
             devices=devices,
-            fewest=min(examples for examples, *_ in devices.values()),
-            most=max(examples for examples, *_ in devices.values()),
+            fewest=min(examples),
+            most=max(examples),
             omegas=dict.fromkeys(clients, tuple(omega)),
             weighed=self.importance in ("magnitude", "alike"),
         )
@@ -200,13 +203,13 @@ class AdFedWCP(CommonParts):
         """What is sent of the shared model: all of it, or clustered."""
         if not self.broadcast:
             return state.model
-        weights = [state.model[name] for name in state.weights]
+        weights = list(trees.pick(state.model, state.weights).values())
         k = torch.full((len(weights),), float(self.broadcast))
         clustered = kmeans.cluster_layers(weights, k, self.broadcast)
         return {**state.model, **dict(zip(state.weights, clustered, strict=True))}
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean of the clustered models; what clients said of their layers."""
+        """The weighted mean of the clustered models; what clients reported of their layers."""
         mean = self.mean.start(state.model)
         omegas = dict(state.omegas)
         accuracies = []
@@ -214,11 +217,12 @@ class AdFedWCP(CommonParts):
         counted: list[float] = []
         for report in reports:
             if self.importance != "alike":
-                said = [report.metrics[name] for name in _numbered(state.layers)]
-                omegas[report.of] = tuple(said)
+                omega = [report.metrics[name] for name in _numbered(state.layers)]
+                omegas[report.of] = tuple(omega)
             # Before the first round clients only weigh their layers.
             if state.weighed:
                 mean.add(report.give["model"].values, report.examples)
+                # The numbers that the task had: the state before this round decides them.
                 k = self.centroids(state, report.of)
                 numbers += k
                 counted.append(_counted_share(state, k))
@@ -227,6 +231,7 @@ class AdFedWCP(CommonParts):
         if not state.weighed:
             # Not a round: its number stays 0.
             return replace(state, omegas=omegas, weighed=True)
+        # Without a report of an accuracy the last one stands, and the change is 0.
         now = sum(accuracies) / len(accuracies) if accuracies else state.accuracy
         change = 0.0
         if now is not None and state.accuracy is not None:
@@ -272,7 +277,7 @@ class AdFedWCP(CommonParts):
 
     @property
     def scores(self) -> bool:
-        """Whether clients say how accurate they are: where the numbers of centroids follow it."""
+        """Whether clients report their accuracy: where the numbers of centroids follow it."""
         return isinstance(self.allocation, Adaptive) or self.importance in ("imprint", "gradient")
 
     @property
@@ -343,7 +348,7 @@ class AdFedWCP(CommonParts):
             {"model": ExpectedPacket.of(net.blank())}, dict.fromkeys(names, (0.0, 1.0))
         )
 
-    # ---- what is told of it ----------------------------------------------------------------------
+    # ---- what is reported ------------------------------------------------------------------------
 
     def server_metrics(self, state: State) -> Mapping[str, float]:
         """Of the last round: centroids per layer, and the uplink by the paper's count."""
@@ -366,7 +371,7 @@ ONE_EXAMPLE = Batches("train", size=1, limit=1)
 
 @dataclass(frozen=True)
 class Cluster:
-    """Every layer's weights replaced by their centroids, as many as the task says."""
+    """Every layer's weights replaced by their centroids; the task has their number."""
 
     k_max: int
     passes: ClassVar[int] = 0
@@ -380,7 +385,7 @@ class Cluster:
 def clustered_weights(layout: Layout, params: Tree, numbers: Tensor, k_max: int) -> Tree:
     """The weights of layer j as at most ``numbers[j]`` centroids, one of them 0."""
     names, per_weight = _numbers_by_weight(layout, numbers)
-    weights = [params[name] for name in names]
+    weights = list(trees.pick(params, names).values())
     return dict(zip(names, kmeans.cluster_layers(weights, per_weight, k_max), strict=True))
 
 
@@ -391,6 +396,7 @@ def _numbers_by_weight(layout: Layout, numbers: Tensor) -> tuple[list[str], Tens
     for layer, weights in enumerate(_weights_by_layer(layout)):
         names += weights
         layer_of += [layer] * len(weights)
+    # Picked from a tensor: under an engine that stacks clients, numbers differ by client.
     return names, torch.stack([numbers[layer] for layer in layer_of])
 
 
@@ -408,13 +414,13 @@ _START: WeakKeyDictionary[Net, _Start] = WeakKeyDictionary()
 
 
 def clustered_start(client: Client, numbers: Tensor) -> Tree:
-    """The network's start, clustered into as many centroids as a client has."""
+    """The network's start, clustered into the numbers of centroids that a client has."""
     names, per_weight = _numbers_by_weight(client.layout, numbers)
-    weights = [client.start[name] for name in names]
+    weights = list(trees.pick(client.start, names).values())
     most = int(numbers.max())
     known = _START.get(client.net)
     if known is None or known.start is not client.start or known.most < most:
-        # For more centroids than asked for: other clients have other numbers, mostly up to 32.
+        # For more centroids than needed: other clients have other numbers, mostly up to 32.
         known = _Start(client.start, max(32, most), kmeans.solve(weights, max(32, most)))
         _START[client.net] = known
     return dict(zip(names, kmeans.with_centroids(weights, known.solved, per_weight), strict=True))
@@ -422,10 +428,13 @@ def clustered_start(client: Client, numbers: Tensor) -> Tree:
 
 def under_mask(params: Tree, carry: Carry) -> Tree:
     """The weights as the forward pass sees them: 0 where the client has pruned them."""
-    # Empty where nothing is clustered: what holds no tensor is not remembered.
+    # Absent where nothing is clustered: an empty tree is not remembered.
     kept = carry.get("kept", {})
-    pruned = {name: torch.where(mask, params[name], 0.0) for name, mask in kept.items()}
-    return {**params, **pruned}
+    seen = dict(params)
+    for name, mask in kept.items():
+        # Not in place: a pruned weight keeps its value, and may come back.
+        seen[name] = torch.where(mask, params[name], 0.0)
+    return seen
 
 
 def begin_personal(carry: Carry, client: Client) -> Carry:
@@ -437,7 +446,7 @@ def begin_personal(carry: Carry, client: Client) -> Carry:
     # 0: nothing is clustered.
     if int(numbers.max()):
         clustered = clustered_start(client, numbers)
-        kept = {name: leaf.bool() for name, leaf in clustered.items()}
+        kept = trees.map(Tensor.bool, clustered)
     return {**carry, "personal": client.start, "kept": kept}
 
 
@@ -446,7 +455,7 @@ def mask_and_use(carry: Carry, client: Client) -> Carry:
     clustered = carry.get("clustered", {})
     trained = carry["trained"]
     # On a CPU a fifth of the time of a comparison with 0.
-    kept = {name: leaf.bool() for name, leaf in clustered.items()}
+    kept = trees.map(Tensor.bool, clustered)
     return {
         **carry,
         "kept": kept,

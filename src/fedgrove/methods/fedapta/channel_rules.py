@@ -20,7 +20,7 @@ from ...channels.selection import Even, FilterL1, select_random, select_window
 from ...channels.shrink import cut_channels
 from ...channels.submodel import get_shapes
 from ...channels.widths import Width, choose_width
-from ...core import Setup
+from ...core import ClientInfo, Setup
 from ...errors import InputError, check, unknown
 from ...parts.device_widths import batch_and_slots
 from ...parts.local import LocalTraining
@@ -39,7 +39,7 @@ RATIO_STEP = 0.05
 
 
 class ChannelRule(Protocol):
-    """A rule that says which channels a device keeps."""
+    """A rule that chooses which channels a device keeps."""
 
     @property
     def varies(self) -> bool:
@@ -88,22 +88,27 @@ class LayerwiseL1:
         round: int,
         client: int,
     ) -> Channels:
-        """The channels of largest L1 norm, as many of each layer as its own ratio leaves."""
+        """The channels of largest L1 norm; each layer loses what its own ratio takes."""
         importances = layer_importance(model, groups, self.importance)
         counts = weight_counts(groups, get_shapes(model))
-        names = [group.name for group in groups]
-        channels = [group.size for group in groups]
-        sizes = [counts[name] for name in names]
-        caps = [cap(self, group) for group in groups]
-        by_layer = [importances[name] for name in names]
+        channels = []
+        sizes = []
+        caps = []
+        by_layer = []
+        for group in groups:
+            channels.append(group.size)
+            sizes.append(counts[group.name])
+            caps.append(cap(self, group))
+            by_layer.append(importances[group.name])
         ratios = monotone_ratios(by_layer, sizes, caps, ratio, self.least)
         fallen = whole_channels(ratios, channels, sizes)
         scores = FilterL1()(model, groups)
         kept: Channels = {}
-        for name, size, number in zip(names, channels, fallen, strict=True):
-            best = torch.argsort(scores[name].cpu(), descending=True, stable=True)
-            kept[name] = torch.zeros(size, dtype=torch.bool)
-            kept[name][best[: size - number]] = True
+        for group, number in zip(groups, fallen, strict=True):
+            # Stable, and on the CPU: of equal filters the first stay, on every machine.
+            best = torch.argsort(scores[group.name].cpu(), descending=True, stable=True)
+            kept[group.name] = torch.zeros(group.size, dtype=torch.bool)
+            kept[group.name][best[: group.size - number]] = True
         return kept
 
 
@@ -222,13 +227,17 @@ def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) 
     cuts. Ratios are multiples of :data:`RATIO_STEP`. A device whose memory is too small at the
     largest is refused.
     """
-    clients = setup.all_clients("holds a pruning ratio for every client")
+    clients = setup.all_clients("keeps a pruning ratio for every client")
     batch, slots = batch_and_slots(local)
     layout = setup.layout
     whole = Width(1.0, layout.memory(batch, slots), layout.macs)
     devices = {k: setup.clients[k] for k in clients}
-    if all(d.memory >= whole.memory and d.speed >= 1 for d in devices.values()):
-        # Nothing has to be cut, nor need it be possible.
+
+    def fits_whole(device: ClientInfo) -> bool:
+        return device.memory >= whole.memory and device.speed >= 1
+
+    if all(map(fits_whole, devices.values())):
+        # Before channels are looked for: a net whose channels cannot be removed is fine here.
         return dict.fromkeys(clients, 0.0)
     groups = candidates(require_groups(setup.net), layout.shapes)
     ratio_of = {1.0: 0.0}
@@ -238,6 +247,7 @@ def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) 
         ratio = round(i * RATIO_STEP, 6)
         if ratio > largest_ratio(rule, groups):
             break
+        # Any round and client will do: a rule that varies chooses other channels, not more of them.
         kept = rule(setup.params, groups, ratio, 0, clients[0])
         small = cut_channels(setup.net, kept).net.layout
         options.append(Width(1 - ratio, small.memory(batch, slots), small.macs))

@@ -2,7 +2,7 @@
 
 (Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
 Correction", CVPR 2022.) A device has a drift :math:`h_i`, 0 at first. It trains with
-:class:`DriftCorrection` beside its loss, then :math:`h_i \\leftarrow h_i + (w_i - w)`
+:class:`DriftCorrection` next to its loss, then :math:`h_i \\leftarrow h_i + (w_i - w)`
 (:func:`drifted`), and the server averages :math:`w_i + h_i`. Where a device lacks a weight all of
 these are 0.
 """

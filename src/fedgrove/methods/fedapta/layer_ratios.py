@@ -2,8 +2,8 @@
 
 A *layer* here is a group of channels that fall together: one convolution, or those that a residual
 sum ties to each other. Pruning ratios do not fall where importance falls. The paper's program
-(Eq. 1) asks for any feasible point, which equal ratios are; here it is determined: of all feasible
-points the one nearest to ratios that go with 1 / importance.
+(Eq. 1) accepts any feasible point, also equal ratios; here it is determined: of all feasible points
+the one nearest to ratios that go with 1 / importance.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ def weight_counts(
         total = 0
         for place in group.places_with("filter"):
             shape = shapes[place.tensor]
-            weights = 1
-            for size in shape:
-                weights *= size
+            weights = math.prod(shape)
+            # Entries along the dimension that are not this group's channels are marked by -1.
             entries = sum(channel >= 0 for channel in place.channel)
             total += weights * entries // shape[place.dim]
         counts[group.name] = total
@@ -125,20 +124,26 @@ def monotone_ratios(
     floor = least * ratio
     # sorted() is stable: of equal ones the first comes first.
     order = sorted(range(count), key=lambda k: -importances[k])
-    ordered_sizes = [sizes[k] for k in order]
-    total = sum(ordered_sizes)
-    # In shares of all weights, so that multipliers are of the size of ratios.
-    weights = [size / total for size in ordered_sizes]
-    targets = _targets([importances[k] for k in order], weights, ratio)
-    # A layer may have no larger ratio than the least capped one behind it.
-    limits = [min(caps[k] for k in order[place:]) for place in range(count)]
+    total = sum(sizes)
+    weights = []
+    ordered_importances = []
+    limits = []
+    for place, k in enumerate(order):
+        # In shares of all weights, so that multipliers are of the size of ratios.
+        weights.append(sizes[k] / total)
+        ordered_importances.append(importances[k])
+        # Ratios do not fall along the order, so a cap limits all layers before it as well.
+        limits.append(min(caps[later] for later in order[place:]))
+    targets = _targets(ordered_importances, weights, ratio)
 
     def ratios_at(multiplier: float) -> list[float]:
-        moved = [t - multiplier * w for t, w in zip(targets, weights, strict=True)]
+        moved = []
+        for target, weight in zip(targets, weights, strict=True):
+            moved.append(target - multiplier * weight)
         return bounded_isotonic(moved, limits, floor)
 
     def pruned_at(multiplier: float) -> float:
-        return math.fsum(w * r for w, r in zip(weights, ratios_at(multiplier), strict=True))
+        return _weighted_sum(weights, ratios_at(multiplier))
 
     # At `low` every layer is at its limit, at `high` every layer is at the floor.
     lightest = min(weights)
@@ -152,10 +157,11 @@ def monotone_ratios(
             low = middle
         else:
             high = middle
+    # The upper end of the interval: it never prunes more than the budget.
     in_order = ratios_at(high)
     ratios = [0.0] * count
     for place, k in enumerate(order):
-        # What rounding leaves of a share of nothing is nothing.
+        # Bisection may leave a last bit where a layer should lose nothing.
         ratios[k] = round(in_order[place], 12)
     return ratios
 
@@ -169,8 +175,13 @@ def _targets(importances: Sequence[float], weights: Sequence[float], ratio: floa
             inverse.append(1.0)
         else:
             inverse.append(1 / max(importance / largest, LEAST_IMPORTANCE))
-    scale = ratio / math.fsum(w * i for w, i in zip(weights, inverse, strict=True))
+    scale = ratio / _weighted_sum(weights, inverse)
     return [scale * i for i in inverse]
+
+
+def _weighted_sum(weights: Sequence[float], values: Sequence[float]) -> float:
+    # fsum rounds once, at the end: the sum does not depend on the order of the layers.
+    return math.fsum(w * value for w, value in zip(weights, values, strict=True))
 
 
 def bounded_isotonic(
@@ -224,7 +235,8 @@ def whole_channels(
         per_channel.append(size / count)
         fallen.append(math.floor(exact))
         remainders.append(exact - math.floor(exact))
-    missing = math.fsum(r * p for r, p in zip(remainders, per_channel, strict=True))
+    missing = _weighted_sum(remainders, per_channel)
+    # sorted() is stable: of equal remainders the earlier layer's comes first.
     by_remainder = sorted(range(len(fallen)), key=lambda k: -remainders[k])
     for k in by_remainder:
         one_more_is_nearer = missing > per_channel[k] / 2

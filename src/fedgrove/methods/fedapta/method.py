@@ -40,6 +40,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -142,7 +143,7 @@ class FedAPTA(CommonParts):
     """A model per task, found by the server; every device trains it as narrow as it must."""
 
     ratios: tuple[float, ...] = ()
-    """Pruning ratios, given to the devices in turn; empty: by what each device can hold."""
+    """Pruning ratios, given to the devices in turn; empty: by what fits on each device."""
     prune: LayerwiseL1 | UniformL1 | RollingWindow | RandomChannels = LayerwiseL1()
     """Which channels a device goes without: FedAPTA's rule, FedLPS', FedRolex' or FedDrop's."""
     grouping: Hdbscan | None = Hdbscan()
@@ -201,8 +202,9 @@ class FedAPTA(CommonParts):
         """Every device's ratio: given in turn, or the smallest that fits the device."""
         if not self.ratios:
             return client_ratios(setup, self.prune, self.local)
-        clients = setup.all_clients("holds a pruning ratio for every client")
-        return {k: self.ratios[i % len(self.ratios)] for i, k in enumerate(clients)}
+        clients = setup.all_clients("keeps a pruning ratio for every client")
+        # Without strict: the cycle has no end, the clients decide.
+        return dict(zip(clients, cycle(self.ratios), strict=False))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The group's model, cut to the device; who has none gets that of the largest group."""
@@ -249,7 +251,7 @@ class FedAPTA(CommonParts):
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Alg. 1, lines 11 to 14: recover, find the groups, and average in each."""
         # The groups are not known before the last report is there, so that the cohort's models
-        # are held until then: a device's place in a mean cannot be decided as it comes.
+        # are kept until then: a device's place in a mean cannot be decided as it comes.
         arrivals: dict[int, Arrival] = {}
         for report in reports:
             arrivals[report.of] = self._arrival(state, report)
@@ -272,16 +274,19 @@ class FedAPTA(CommonParts):
         packet = report.give["model"]
         model = fill_missing_channels(packet, begun, groups_from_plain(state.structure))
         mask = packet.mask or {}
-        present = []
+        head: Tree = {}
+        present: Tree = {}
         for name in state.head:
-            present.append(mask.get(name, torch.ones_like(begun[name], dtype=torch.bool)))
-        head = {name: model[name].float() - begun[name].float() for name in state.head}
-        trace = Trace(trees.flatten(head), torch.cat([leaf.reshape(-1) for leaf in present]))
+            head[name] = model[name].float() - begun[name].float()
+            # A layer that the mask does not name is whole.
+            present[name] = mask.get(name, torch.ones_like(begun[name], dtype=torch.bool))
+        trace = Trace(trees.flatten(head), trees.flatten(present))
         update: Tree = {}
         if self.drift:
             drift = report.give["drift"].values
-            update = {name: model[name] - begun[name] for name in drift}
-            model = model | {name: model[name] + h for name, h in drift.items()}
+            # The update is that of the weights alone; the drift counts in the mean only (FedDC).
+            update = trees.sub(trees.pick(model, drift), trees.pick(begun, drift))
+            model = model | trees.map(torch.add, trees.pick(model, drift), drift)
         return Arrival(origin, model, update, trace, report.examples)
 
     def _regroup(self, grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> State:
@@ -309,17 +314,21 @@ class FedAPTA(CommonParts):
         """Eq. 5: the mean of each group, and its mean update; a group without devices is gone.
 
         A device that joins a group from another one began with another model: it counts from the
-        next round on. Where nobody of a new group began with the same, those that most began with.
+        next round on. In a new group those devices count that began with its commonest model.
         """
         models: dict[int, Tree] = {}
         moved: dict[int, Tree] = {}
         for group in sorted(set(groups.values())):
-            members = [k for k in arrivals if groups[k] == group]
-            origins = Counter(arrivals[k].origin for k in members)
+            members = []
+            origins: Counter[int] = Counter()
+            for k, arrival in arrivals.items():
+                if groups[k] == group:
+                    members.append(k)
+                    origins[arrival.origin] += 1
             origin = group
             if group not in state.models:
-                before = [state.groups.get(k, START) for k, g in groups.items() if g == group]
-                counts = origins or Counter(before)
+                # If no member reported, all members count, by the group they were in before.
+                counts = origins or _origins_before(state, groups, group)
                 # Of equally many the one of the smallest number.
                 origin = min(counts, key=lambda o: (-counts[o], o))
             begun = model_at(state, origin)
@@ -362,7 +371,7 @@ class FedAPTA(CommonParts):
         """What the device kept of its drift, where it has the weight; 0 at first, or if regrouped.
 
         So is its correction: without an update of the round before there is nothing to correct. Nor
-        is there for a weight that the device lacked then: that it did not move says nothing.
+        is there for a weight that the device lacked then: that it did not move is no evidence.
         """
         mask = carry.get("model.mask", {})
         group = carry["settings"]["group"]
@@ -395,7 +404,10 @@ class FedAPTA(CommonParts):
             "drift": make_masked_packet(drift, mask),
         }
         had = trees.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool), received)
-        had |= {name: kept for name, kept in (mask or {}).items() if name in had}
+        # Parameters only: a mask may name running statistics as well, which have no drift.
+        for name, kept in (mask or {}).items():
+            if name in had:
+                had[name] = kept
         number = {"number": carry["settings"]["group"]}
         memory = {"drift": drift, "own_update": update, "had": had, "drift_group": number}
         return Outcome(give, memory=memory)
@@ -413,7 +425,9 @@ class FedAPTA(CommonParts):
             lost = 0
             if ratio:
                 mask = make_channel_mask(net, self.prune(params, structure, ratio, 0, 0))
-                lost = sum(int((~mask[name]).sum()) for name in net.layout.params if name in mask)
+                for name in net.layout.params:
+                    if name in mask:
+                        lost += int((~mask[name]).sum())
             sizes.append(net.layout.size - lost)
         return round(dense_bytes(1, cohort, rounds) * sum(sizes) / len(sizes))
 
@@ -433,7 +447,7 @@ PRESETS = {
 alone, and HDBSCAN on this round's updates alone."""
 
 
-# ---- what a state says ---------------------------------------------------------------------------
+# ---- what follows from a state -------------------------------------------------------------------
 
 
 def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
@@ -441,10 +455,10 @@ def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
     linear = [layer for layer in layout.trained_layers if layer.kind == "linear"]
     if not linear:
         raise UnfitError(
-            "it has no fully connected layer, and FedAPTA tells tasks apart by the updates of the "
-            "last one; take a net that ends with one."
+            "it has no fully connected layer, and FedAPTA distinguishes tasks by the updates of "
+            "the last one; take a net that ends with one."
         )
-    allowed = f"at most {len(linear)}, as many fully connected layers as this net has"
+    allowed = f"at most {len(linear)}, the number of fully connected layers of this net"
     check(number <= len(linear), "last", number, allowed)
     names: list[str] = []
     for layer in linear[-number:]:
@@ -493,8 +507,15 @@ def clustered(
     Those who are ``homeless`` have no group to stay in.
     """
     devices = sorted(traces)
-    vectors = torch.stack([traces[k].total for k in devices])
-    present = torch.stack([traces[k].present for k in devices])
+    totals = []
+    presences = []
+    is_settled = []
+    for k in devices:
+        totals.append(traces[k].total)
+        presences.append(traces[k].present)
+        is_settled.append(traces[k].is_settled)
+    vectors = torch.stack(totals)
+    present = torch.stack(presences)
     known = placed(state)
     before = []
     for k in devices:
@@ -506,10 +527,23 @@ def clustered(
         # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
         apart = distances(vectors, present, grouping.distance)
         return stay(state.groups, devices, apart)
-    labels = together(labels, before, [traces[k].is_settled for k in devices])
+    labels = together(labels, before, is_settled)
     clusters = dict(zip(devices, labels, strict=True))
+    # Above the numbers of all groups that exist.
     numbers = matched(clusters, known, fresh=max(state.models) + 1)
-    return state.groups | {k: numbers[label] for k, label in clusters.items()}
+    groups = dict(state.groups)
+    for k, label in clusters.items():
+        groups[k] = numbers[label]
+    return groups
+
+
+def _origins_before(state: State, groups: Mapping[int, int], group: int) -> Counter[int]:
+    """How many members of a group came from each group of the state."""
+    counts: Counter[int] = Counter()
+    for k, now in groups.items():
+        if now == group:
+            counts[state.groups.get(k, START)] += 1
+    return counts
 
 
 def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> dict[int, int]:

@@ -153,7 +153,8 @@ def hdbscan(apart: Tensor, min_size: int) -> list[int]:
     model = HDBSCAN(
         min_cluster_size=min_size, min_samples=NEIGHBOURS, metric="precomputed", copy=True
     )
-    return [int(label) for label in model.fit_predict(apart.numpy())]
+    labels: list[int] = model.fit_predict(apart.numpy()).tolist()
+    return labels
 
 
 def settled(labels: Sequence[int], apart: Tensor) -> list[int]:
@@ -221,7 +222,9 @@ def merged(labels: Sequence[int], similarity: Tensor, share: float) -> list[int]
                     pair = (one, other)
         if pair is None:
             break
-        result = [pair[0] if label == pair[1] else label for label in result]
+        one, other = pair
+        for row in members[other]:
+            result[row] = one
     return result if NOISE in result else renumbered(result)
 
 
@@ -237,7 +240,7 @@ def adjusted(labels: Sequence[int], vectors: Tensor, present: Tensor) -> list[in
     result = list(labels)
     if NOISE in result:
         return result
-    # Once for all that is asked of a row.
+    # Converted once, not for each comparison of a row.
     vectors = vectors.double()
     for _ in range(SWEEPS):
         sums = {}
@@ -247,6 +250,7 @@ def adjusted(labels: Sequence[int], vectors: Tensor, present: Tensor) -> list[in
         for row, label in enumerate(result):
             update = Trace(vectors[row], present[row])
             best = label
+            # Without the row itself, or every row would agree best with the sum it is in.
             most = agreement(update, sums[label] - vectors[row])
             for other, direction in sums.items():
                 if other == label:
@@ -286,23 +290,32 @@ def matched(labels: Mapping[int, int], groups: Mapping[int, int], fresh: int) ->
     """Group numbers for clusters: a cluster continues the group with which it shares most devices.
 
     ``labels`` and ``groups`` are by device: its new cluster, and the group it was in. Clusters are
-    matched so that the devices shared in all are as many as can be (Hungarian method). A cluster
-    left over, or one that shares nobody with its match, is a new group, numbered from ``fresh``.
+    matched so that the number of devices shared in all is largest (Hungarian method). A cluster
+    left over, or one that shares no device with its match, is a new group, numbered from ``fresh``.
 
     >>> matched({1: 0, 2: 0, 3: 1, 4: 1, 5: 1}, groups={1: 7, 2: 7, 3: 7, 4: 9}, fresh=10)
     {0: 7, 1: 9}
     """
     clusters = sorted(set(labels.values()))
-    known = sorted({groups[device] for device in labels if device in groups})
-    shared = Counter((labels[d], groups[d]) for d in labels if d in groups)
+    # How many devices each cluster has from each group; newcomers were in none.
+    shared: Counter[tuple[int, int]] = Counter()
+    continuing = set()
+    for device, cluster in labels.items():
+        if device in groups:
+            shared[cluster, groups[device]] += 1
+            continuing.add(groups[device])
+    known = sorted(continuing)
     numbers: dict[int, int] = {}
     if known:
         # Imported where it is used: most methods form no groups.
         from scipy.optimize import linear_sum_assignment
 
-        table = [[shared[cluster, group] for group in known] for cluster in clusters]
+        table = []
+        for cluster in clusters:
+            table.append([shared[cluster, group] for group in known])
         rows, columns = linear_sum_assignment(table, maximize=True)
         for row, column in zip(rows, columns, strict=True):
+            # The method matches what is left over, too: two that share no device are not one group.
             if table[row][column]:
                 numbers[clusters[row]] = known[column]
     for cluster in clusters:

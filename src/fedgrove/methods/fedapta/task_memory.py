@@ -43,7 +43,7 @@ class Trace:
         return Trace(total, self.present | update.present, weight, self.first_length)
 
     def settled(self) -> Trace:
-        """The same trace, now final."""
+        """This trace, now final."""
         return replace(self, first=self.first_length, is_settled=True)
 
 
@@ -58,9 +58,9 @@ def has_switched(
     """Whether an update agrees clearly better with another group than with its own.
 
     ``own`` is the sum of what the other devices of its group have moved, ``others`` that of each
-    other group, ``first`` the length of the device's first update. By how much the cosine with
-    another group is above that with its own counts as much as the update is long beside ``first``,
-    and must be above ``margin``. Once a task is learnt, what is left of updates is short and points
+    other group, ``first`` the length of the device's first update. The difference of the cosines
+    with another group and with its own, times the length of the update as a share of ``first``,
+    must be above ``margin``. Once a task is learnt, what is left of updates is short and points
     anywhere; on a new task they are as long as the first was.
 
     >>> update = Trace(torch.tensor([0.0, 1.0]), torch.tensor([True, True]))
@@ -70,7 +70,7 @@ def has_switched(
     >>> has_switched(update, 20.0, east, [north], 0.1)
     False
     """
-    # A longer update says no more than one as long as the first.
+    # At most 1: an update longer than the first is no stronger evidence.
     weight = min(1.0, length(update.total) / first) if first else 1.0
     here = agreement(update, own)
     return any(weight * (agreement(update, other) - here) > margin for other in others)
@@ -99,6 +99,8 @@ def remembered(
     :class:`fedgrove.methods.fedapta.task_groups.Hdbscan`.
     """
     directions = group_directions(before, groups)
+    # Those who were absent stay in front: a dictionary keeps its order, and the front is forgotten
+    # first.
     after = {k: trace for k, trace in before.items() if k not in updates}
     for k, update in updates.items():
         known = before.get(k)
@@ -106,6 +108,7 @@ def remembered(
             after[k] = update
             continue
         group = groups[k]
+        # Without the device itself, which would always agree with its own sum.
         own = directions[group] - known.total.double()
         others = [direction for g, direction in directions.items() if g != group]
         first = known.first_length

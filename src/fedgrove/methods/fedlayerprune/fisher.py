@@ -68,7 +68,7 @@ class Fisher:
         return trees.map(lambda old, new: rho * old + (1 - rho) * new, before, now)
 
     def value(self, average: Mapping[str, Tensor], estimates: int) -> Tree:
-        """The moving average of so many estimates, with weights that sum to 1.
+        """The moving average of ``count`` estimates, with weights that sum to 1.
 
         >>> Fisher(0.9).value({"w": torch.tensor([0.1])}, estimates=1)["w"]
         tensor([1.])
@@ -125,7 +125,7 @@ def _of_each(f: Callable[..., Tree], *examples: Tensor) -> Tree:
     except Exception as error:
         # A forward pass that branches on data cannot be mapped over examples.
         try:
-            each = [f(*example) for example in zip(*examples, strict=True)]
+            each = list(map(f, *examples))
         except Exception:
             # What both raise is no fault of the mapping.
             raise error from None
@@ -155,9 +155,10 @@ class GradientVariance:
 
     def value(self, measured: Tree) -> dict[str, float]:
         """The variance by layer; rounding may leave it just below 0."""
-        return {
-            name: max(0.0, float(moments[0] - moments[1])) for name, moments in measured.items()
-        }
+        variances = {}
+        for name, (mean_square, squared_mean) in measured.items():
+            variances[name] = max(0.0, float(mean_square - squared_mean))
+        return variances
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,8 @@ class Votes:
     def __init__(self, threshold: float, mask: Mapping[str, Tensor]) -> None:
         self._threshold = threshold
         self._mask = dict(mask)
-        self._for = {
-            name: torch.zeros_like(kept, dtype=torch.float64) for name, kept in mask.items()
-        }
+        # In double precision: weights are numbers of examples, and shares are compared with tau.
+        self._for = trees.map(lambda kept: torch.zeros_like(kept, dtype=torch.float64), mask)
         self._all = 0.0
 
     def add(self, mask: Mapping[str, Tensor] | None, weight: float) -> None:
@@ -92,6 +91,7 @@ class Votes:
             return self._mask
         agreed: Mask = {}
         for name, before in self._mask.items():
+            # Below every share: what was pruned before cannot be voted back, only regrown.
             share = trees.where(before, self._for[name] / self._all, -1.0)
             kept = share > self._threshold + ROUNDING
             if not bool(kept.any()):
@@ -102,7 +102,7 @@ class Votes:
 
     def anybody(self) -> Mask:
         """The weights that at least one client keeps."""
-        return {name: votes > 0 for name, votes in self._for.items()}
+        return trees.map(lambda votes: votes > 0, self._for)
 
 
 # ---- a client's own mask: channels first, then weights -------------------------------------------
@@ -141,9 +141,13 @@ class Hybrid:
         layout: Layout,
     ) -> Mask:
         """A client's mask, inside ``mask``."""
-        shares = {name: self.channels * rate for name, rate in rates.items()}
+        shares: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for name, rate in rates.items():
+            shares[name] = self.channels * rate
+            # Of all weights of the layer: those that channels take count towards its rate.
+            counts[name] = keeps(rate, mask[name].numel())
         channels = keep_channels(weights, shares, mask, groups, layout)
-        counts = {name: keeps(rate, mask[name].numel()) for name, rate in rates.items()}
         return keep_weights(scores, counts, channels, mask, groups, layout.shapes)
 
 
@@ -202,8 +206,8 @@ def keep_channels(
         alive = find_channels_with_filters(group, mask)
         if not bool(alive.any()):
             continue
-        filters = [place.tensor for place in group.places_with("filter")]
-        rate = min(rates[name] for name in filters)
+        # Tied layers lose the same channels: by the lowest rate none loses more than its own.
+        rate = min(rates[place.tensor] for place in group.places_with("filter"))
         count = max(1, group.size - int(rate * group.size))
         # In single precision, so that rounding in the last place cannot decide between equals.
         channels[group.name] = best(lengths[group.name].float(), count, among=alive)

@@ -1,4 +1,4 @@
-r"""FedLayerPrune: one model, each layer pruned at a rate of its own, the mask by vote.
+r"""FedLayerPrune: one model, each layer pruned at its own rate, the mask by vote.
 
 (He, Cao, Zhang, Yang, "Efficient Federated Learning Method FedLayerPrune Based on Layer Adaptive
 Pruning", Electronics 15(5), 2026.)
@@ -107,8 +107,8 @@ class FedLayerPrune(CommonParts):
     """One sparse model for all: rates by layer, a mask by vote, channels that are really gone."""
 
     p_base: float | None = None
-    """The pruned share of a layer of sensitivity 1 in the first rounds; None: what ``density``
-    asks for."""
+    """The pruned share of a layer of sensitivity 1 in the first rounds; None: it follows
+    from ``density``."""
     density: float = 0.5
     """Without ``p_base``: the share of the prunable weights that a client keeps, averaged over the
     rounds. Clients disagree, and so the vote leaves the shared model denser than that. Where rates
@@ -182,17 +182,16 @@ class FedLayerPrune(CommonParts):
     def _proportions(self, setup: Setup) -> dict[int, float]:
         if not self.devices:
             return {}
-        clients = setup.all_clients("holds a rate for every device")
-        infos = [setup.clients[client] for client in clients]
-        typical = ClientInfo(
-            examples=0,
-            bandwidth=median(info.bandwidth for info in infos),
-            speed=median(info.speed for info in infos),
-        )
-        return {
-            client: proportion_of(info, typical)
-            for client, info in zip(clients, infos, strict=True)
-        }
+        clients = setup.all_clients("keeps a rate for every device")
+        bandwidths = []
+        speeds = []
+        for client in clients:
+            info = setup.clients[client]
+            bandwidths.append(info.bandwidth)
+            speeds.append(info.speed)
+        # Medians: one very fast device would otherwise make all others prune more.
+        typical = ClientInfo(examples=0, bandwidth=median(bandwidths), speed=median(speeds))
+        return {client: proportion_of(setup.clients[client], typical) for client in clients}
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model under the mask, the same for every client."""
@@ -210,6 +209,7 @@ class FedLayerPrune(CommonParts):
             own_p = rate_of_device(p, state.proportions[client]) if self.devices else p
             settings: dict[str, float | list[float]] = {"p": own_p}
             if state.evidence:
+                # Without names, in the order of the prunable weights: both sides know these.
                 settings["evidence"] = list(state.evidence.values())
             tasks.append(Task(client, {"model": model}, settings, verb))
         return tasks
@@ -250,7 +250,8 @@ class FedLayerPrune(CommonParts):
                 evidence.add(_evidence_of(report, state.prunable), report.examples)
         model = mean.value()
         if not self.renormalise:
-            # Where nobody kept a weight Eq. 11 gives 0; the server keeps the value it has.
+            # Where no client kept a weight Eq. 11 gives 0; the server keeps the value it has, which
+            # regrowth needs.
             model = _where_kept(votes.anybody(), model, state.model)
         mask = votes.value()
         if regrows:
@@ -285,6 +286,7 @@ class FedLayerPrune(CommonParts):
         if self.rates.measures is not None:
             measured = self.rates.measures.of(self.objective)
             stages.append(Measure("layers", measured, one_batch, of="local"))
+        # After training: scores are those of the weights that are sent.
         stages.append(Edit(self._prune))
         send = self._send_with_scores if with_scores else self._send
         stages.append(Give(send, self._holds_with_scores if with_scores else self._expected))
@@ -319,8 +321,8 @@ class FedLayerPrune(CommonParts):
         packet = Packet(trees.apply_mask(carry["local"], own), _unless_whole(own))
         metrics: dict[str, float] = {}
         if self.rates.measures is not None:
-            figures = self.rates.measures.value(carry["layers"])
-            metrics = _numbered(figures.values())
+            numbers = self.rates.measures.value(carry["layers"])
+            metrics = _numbered(numbers.values())
         memory = {}
         if self.prunes and isinstance(self.score, Fisher):
             memory = {"importance": carry["importance"], "estimates": carry["estimates"]}
@@ -350,14 +352,14 @@ class FedLayerPrune(CommonParts):
             return expected
         return replace(expected, packets={**expected.packets, "scores": expected_scores(net)})
 
-    # ---- what is told of it ----------------------------------------------------------------------
+    # ---- what is reported ------------------------------------------------------------------------
 
     def server_metrics(self, state: State) -> Mapping[str, float]:
         """The kept share of each layer, and how much of the mask stayed as it was."""
-        figures = {"mask_stability": state.stability}
+        metrics = {"mask_stability": state.stability}
         for name in state.prunable:
-            figures[f"density:{name}"] = float(state.mask[name].double().mean())
-        return figures
+            metrics[f"density:{name}"] = float(state.mask[name].double().mean())
+        return metrics
 
     def notes(self, net: Net) -> list[str]:
         """Where no channel can be removed, the hybrid mask is of single weights only."""
@@ -377,6 +379,7 @@ class FedLayerPrune(CommonParts):
         for t in range(rounds):
             rates = capped(self.rates(layout, p_base * self.schedule(t, rounds)), self.p_max)
             numbers += layout.size - mean_rate(layout, rates) * layout.prunable_size
+        # d counts biases and norms too: the paper has one bit for every parameter.
         bitmap = math.ceil(layout.size / 8)
         return round(2 * cohort * (4 * numbers + rounds * bitmap))
 
@@ -427,7 +430,9 @@ def equal_bits(before: Mask, after: Mask) -> float:
     """
     if not before:
         return 1.0
-    equal = sum(int((kept == after[name]).sum()) for name, kept in before.items())
+    equal = 0
+    for name, kept in before.items():
+        equal += int((kept == after[name]).sum())
     return equal / trees.size(before)
 
 
@@ -445,7 +450,7 @@ def _outside(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:
 
 
 def _where_kept(kept: Mask, now: Tree, before: Tree) -> Tree:
-    """What is known now where anybody kept it, and before where nobody did."""
+    """The new values where any client kept them, and the values before where none did."""
     model = dict(now)
     for name, mask in kept.items():
         model[name] = trees.where(mask, now[name], before[name])
@@ -455,15 +460,17 @@ def _where_kept(kept: Mask, now: Tree, before: Tree) -> Tree:
 # ---- numbers that travel -------------------------------------------------------------------------
 
 
-def _numbered(figures: Iterable[Any]) -> dict[str, Any]:
+def _numbered(numbers: Iterable[Any]) -> dict[str, Any]:
     """Numbers of layers under the names that a report gives them."""
-    return {f"layer{i}": figure for i, figure in enumerate(figures)}
+    return {f"layer{i}": number for i, number in enumerate(numbers)}
 
 
 def _evidence_of(report: Report, prunable: Sequence[str]) -> Tree:
     """What a client measured of its layers, as a tree that can be averaged."""
-    names = zip(_numbered(prunable), prunable, strict=True)
-    return {weight: torch.tensor(report.metrics[n], dtype=torch.float64) for n, weight in names}
+    evidence: Tree = {}
+    for name, weight in zip(_numbered(prunable), prunable, strict=True):
+        evidence[weight] = torch.tensor(report.metrics[name], dtype=torch.float64)
+    return evidence
 
 
 def _numbers(tree: Tree) -> dict[str, float]:

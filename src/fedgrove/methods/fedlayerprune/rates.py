@@ -91,7 +91,7 @@ class KindAndDepth:
 
     @property
     def measures(self) -> LayerMeasure | None:
-        """The strength, if one is asked for."""
+        """The strength, if one is set."""
         return self.strength
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
@@ -103,7 +103,8 @@ class KindAndDepth:
         measured: Rates = {}
         for name, rate in rates.items():
             measured[name] = rate / (self.epsilon + len(rates) * share_of(name, evidence))
-        # As much is pruned as without the strengths, only elsewhere.
+        # As much is pruned as without the strengths, only elsewhere. (The bound is for rates of 0,
+        # whose mean is 0 as well.)
         scale = mean_rate(layout, rates) / max(mean_rate(layout, measured), 1e-30)
         return {name: scale * rate for name, rate in measured.items()}
 
@@ -144,7 +145,7 @@ def share_of(name: str, evidence: Evidence) -> float:
     return evidence[name] / total
 
 
-# ---- others beside it ----------------------------------------------------------------------------
+# ---- other rates ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class Alike:
         return None
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
-        """The same share of every layer."""
+        """One share for all layers."""
         return dict.fromkeys(layout.prunable, p)
 
 
@@ -175,7 +176,7 @@ class Allocated:
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
         """The pruned share of every layer."""
         shapes = layout.shapes
-        # An allocation by shape asks the scores for nothing else: they need not hold numbers.
+        # An allocation by shape reads nothing else of the scores: on "meta" they take no memory.
         scores = {name: torch.empty(shapes[name], device="meta") for name in layout.prunable}
         kept = self.allocation(scores, min(max(1 - p, 0.0), 1.0))
         return {name: 1 - kept[name] / scores[name].numel() for name in scores}
@@ -186,7 +187,7 @@ class LearnedSensitivity:
     r"""Sensitivities measured, not set (ours; the paper names it as future work).
 
     A client prunes one layer after the other by magnitude, each alone and by ``probe`` of its
-    weights in use, and says by how much its loss on one mini-batch grows, :math:`\Delta_l`. If the
+    weights in use, and reports how much its loss on one mini-batch grows, :math:`\Delta_l`. If the
     loss grows with the square of the pruned share, :math:`\Delta_l (p_l / probe)^2`, its sum over
     layers at a given mean rate :math:`p` is least for
 
@@ -215,8 +216,11 @@ class LearnedSensitivity:
         names = layout.prunable
         if evidence is None:
             return dict.fromkeys(names, p)
-        sizes = {name: layout.count([name]) for name in names}
-        cost = {name: evidence[name] / sizes[name] for name in names}
+        sizes: dict[str, int] = {}
+        cost: dict[str, float] = {}
+        for name in names:
+            sizes[name] = layout.count([name])
+            cost[name] = evidence[name] / sizes[name]
         largest = max(cost.values())
         # Nothing costs anything: no layer is more sensitive than another.
         if largest < 1e-30:
@@ -233,13 +237,15 @@ class LearnedSensitivity:
             scale = left / sum(sizes[name] * wanted[name] for name in open_names)
             over = [name for name in open_names if scale * wanted[name] > self.most]
             if not over:
-                rates.update({name: scale * wanted[name] for name in open_names})
+                for name in open_names:
+                    rates[name] = scale * wanted[name]
                 break
             # Layers that would go above stay at the limit; the others share what is left.
             for name in over:
                 rates[name] = self.most
                 left -= self.most * sizes[name]
                 open_names.remove(name)
+        # In the order of the network: layers at the limit were filled in first.
         return {name: rates[name] for name in wanted}
 
 
@@ -288,8 +294,10 @@ class _Losses:
         # Not best(), which selects in numpy: here an engine may run many clients at once.
         ordered = weight.flatten().abs().sort().values
         zeros = (ordered == 0).sum()
+        # Tensors all the way: no branch on data, or clients could not be measured at once.
         taken = (self.probe * (ordered.numel() - zeros)).round().clamp(min=1).long()
         last = (zeros + taken - 1).clamp(max=ordered.numel() - 1)
+        # Whoever equals the threshold goes with it; ties make the probe a little larger.
         threshold = ordered.gather(0, last.reshape(1))
         return torch.where(weight.abs() > threshold, weight, 0.0)
 
@@ -309,9 +317,13 @@ def capped(rates: Mapping[str, float], p_max: float) -> Rates:
 def mean_rate(layout: Layout, rates: Mapping[str, float]) -> float:
     """The pruned share of all prunable weights."""
     shapes = layout.shapes
-    sizes = {name: math.prod(shapes[name]) for name in rates}
-    pruned = sum(rate * sizes[name] for name, rate in rates.items())
-    return pruned / sum(sizes.values())
+    pruned = 0.0
+    weights = 0
+    for name, rate in rates.items():
+        size = math.prod(shapes[name])
+        pruned += rate * size
+        weights += size
+    return pruned / weights
 
 
 def base_for(
