@@ -50,7 +50,7 @@ def find_groups(net: Net) -> tuple[ChannelGroup, ...]:
     shuffled or counted in the forward pass) is left out.
     """
     if net not in _GROUPS:
-        _GROUPS[net] = tuple(intern_group(group) for group in _find_and_test(net))
+        _GROUPS[net] = tuple(map(intern_group, _find_and_test(net)))
     return _GROUPS[net]
 
 
@@ -98,7 +98,9 @@ def _find_and_test(net: Net) -> tuple[ChannelGroup, ...]:
     # cached for it is freed with it.
     traced = copy.deepcopy(net.module)
     names = {id(t): name for name, t in named_tensors(traced).items()}
-    position = {layer.name: i for i, layer in enumerate(net.layout.layers)}
+    position = {}
+    for i, layer in enumerate(net.layout.layers):
+        position[layer.name] = i
     trial = Net(copy.deepcopy(net.module), net.shape)
     candidates: list[ChannelGroup] = []
     for group in _trace(traced, net.shape, names, position):

@@ -77,7 +77,11 @@ class ChannelGroup:
 
     def places_with(self, *roles: Role) -> tuple[Place, ...]:
         """Return the places with these roles."""
-        return tuple(place for place in self.places if place.role in roles)
+        found = []
+        for place in self.places:
+            if place.role in roles:
+                found.append(place)
+        return tuple(found)
 
 
 @lru_cache(maxsize=4096)
@@ -126,7 +130,10 @@ def is_whole(channels: Mapping[str, Tensor]) -> bool:
 
 def make_channels_key(channels: Mapping[str, Tensor]) -> tuple[tuple[str, bytes], ...]:
     """Return a key that is equal for equal channels."""
-    return tuple((name, kept.bool().cpu().numpy().tobytes()) for name, kept in channels.items())
+    pairs = []
+    for name, kept in channels.items():
+        pairs.append((name, kept.bool().cpu().numpy().tobytes()))
+    return tuple(pairs)
 
 
 def find_kept_entries(place: Place, kept: Tensor) -> Tensor:
@@ -256,7 +263,10 @@ def find_channels_with_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) 
 
 def _find_alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     """Return which channels have an entry left in any parameter."""
-    parameters = [place for place in group.places if place.role != "statistic"]
+    parameters = []
+    for place in group.places:
+        if place.role != "statistic":
+            parameters.append(place)
     return _find_alive_in(group.size, parameters, mask)
 
 

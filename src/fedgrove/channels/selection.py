@@ -129,11 +129,13 @@ class Slim:
     ) -> Channels:
         """Return the channels kept, per group."""
         check(0 <= density <= 1, "density", density, "in [0, 1]")
-        sizes = [len(score) for score in scores.values()]
+        sizes = list(map(len, scores.values()))
         order = _ranked(scores, ties or {})
         # owner[i]: the number of the group that channel i, counted over the whole net, is in.
         owner = torch.repeat_interleave(torch.tensor(sizes))
-        best_of_group = [int(order[owner[order] == i][0]) for i in range(len(sizes))]
+        best_of_group = []
+        for i in range(len(sizes)):
+            best_of_group.append(int(order[owner[order] == i][0]))
         is_best = torch.isin(order, torch.tensor(best_of_group, dtype=torch.long))
         # The best of each group is kept first, so they reduce the room for all others.
         others = order[~is_best]
@@ -239,7 +241,9 @@ def select_random(
 ) -> Channels:
     """Keep random channels, a share of every group (FedDrop)."""
     # The best of random scores are a random selection.
-    scores = {group.name: torch.rand(group.size, generator=generator) for group in groups}
+    scores = {}
+    for group in groups:
+        scores[group.name] = torch.rand(group.size, generator=generator)
     return Even()(scores, share)
 
 

@@ -72,7 +72,10 @@ def groups_from_plain(plain: PlainGroups) -> tuple[ChannelGroup, ...]:
 
 def all_channels(groups: Sequence[ChannelGroup]) -> Channels:
     """Return all channels of all groups."""
-    return {group.name: torch.ones(group.size, dtype=torch.bool) for group in groups}
+    channels = {}
+    for group in groups:
+        channels[group.name] = torch.ones(group.size, dtype=torch.bool)
+    return channels
 
 
 def count_params_at(net: Net, share: float) -> int:
@@ -188,7 +191,10 @@ def restore_submodel(carry: Carry, client: Client) -> Carry:
     mask = make_client_mask(client, channels)
     model = trees.pick(complete, client.layout.shapes)
 
-    next_carry = {name: tree for name, tree in carry.items() if name != "model.mask"}
+    next_carry = {}
+    for name, tree in carry.items():
+        if name != "model.mask":
+            next_carry[name] = tree
     if not mask:
         next_carry["model"] = model
     else:
@@ -214,7 +220,11 @@ def list_shared_tensors(layout: Layout, head: bool) -> list[str]:
     local = set(layout.norms)
     if not head:
         local.update(layout.head)
-    return [name for name in layout.shapes if name not in local]
+    shared = []
+    for name in layout.shapes:
+        if name not in local:
+            shared.append(name)
+    return shared
 
 
 def expected_submodel(net: Net, head: bool) -> ExpectedReport:

@@ -52,7 +52,10 @@ def choose_width(info: ClientInfo, options: Sequence[Width]) -> float:
     >>> [choose_width(ClientInfo(9, speed=v, memory=m), whole) for v, m in devices]
     [1.0, 0.5, 0.5]
     """
-    fitting = [option for option in options if option.memory <= info.memory]
+    fitting = []
+    for option in options:
+        if option.memory <= info.memory:
+            fitting.append(option)
     if not fitting:
         least = min(option.memory for option in options)
         raise InputError(
@@ -60,7 +63,10 @@ def choose_width(info: ClientInfo, options: Sequence[Width]) -> float:
             "take a smaller net."
         )
     most_macs = info.speed * max(option.macs for option in options)
-    fast_enough = [option for option in fitting if option.macs <= most_macs]
+    fast_enough = []
+    for option in fitting:
+        if option.macs <= most_macs:
+            fast_enough.append(option)
     if fast_enough:
         return max(option.share for option in fast_enough)
     return min(option.share for option in fitting)

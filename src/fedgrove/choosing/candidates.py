@@ -106,7 +106,9 @@ class Situation:
         memory = layout.memory(recipe.batch, recipe.optimiser.slots)
         # Of very many clients those that are scored are looked at.
         devices = [run.federation.info(client) for client in run.scored]
-        small = sum(device.memory < memory for device in devices)
+        small = 0
+        for device in devices:
+            small += device.memory < memory
         there = set()
         if layout.norms:
             there.add(NORMS)
@@ -132,7 +134,9 @@ def fitting(
     """
     recipe = federations.recipe(base)
     known = {candidate.method: candidate for candidate in CANDIDATES}
-    asked = [known.get(name, Candidate(name, "")) for name in names or known]
+    asked = []
+    for name in names or known:
+        asked.append(known.get(name, Candidate(name, "")))
     for candidate in asked:
         # An unknown name is a mistake, and not a method that does not fit.
         methods.make(candidate.method)

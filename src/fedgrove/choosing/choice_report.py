@@ -191,7 +191,7 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
         given.pop("finetune")
     given |= planned.running
     # Data, a net or an engine that were made in Python cannot be typed.
-    if any(_is_object(value) for value in given.values()):
+    if any(map(_is_object, given.values())):
         return _write_python_call(pick.method, given, settings)
     words = ["fedgrove", "run", pick.method]
     for word, value in given.items():
@@ -393,7 +393,10 @@ def average_validation(line: Mapping[str, Any]) -> float | None:
     """The mean over clients on validation data, of a line of metrics.jsonl."""
     if "tasks" not in line:
         return line.get("validation_mean")
-    known = [task for task in line["tasks"].values() if task["validation_mean"] is not None]
+    known = []
+    for task in line["tasks"].values():
+        if task["validation_mean"] is not None:
+            known.append(task)
     clients = sum(task["clients"] for task in known)
     if not clients:
         return None
@@ -408,14 +411,18 @@ def write_page(
     folder: Path,
 ) -> str:
     """Those that were tried on all seeds, by validation scores; the path, or "" without one."""
-    lengths = {methods.label_of(trial.method): trial.epochs for trial in trials}
+    lengths = {}
+    for trial in trials:
+        lengths[methods.label_of(trial.method)] = trial.epochs
     runs = []
     for name, end in ends.items():
         label = strip_seed(name)
         if isinstance(end, Failure) or label not in lengths:
             continue
         summary = use_validation_scores(end.summary, lengths[label])
-        lines = [_line_on_validation(line) for line in end.folder.metrics_to_show()]
+        lines = []
+        for line in end.folder.metrics_to_show():
+            lines.append(_line_on_validation(line))
         runs.append(ComparedRun(str(folder / name), summary, lines))
     path = folder / PAGE
     try:
@@ -442,7 +449,8 @@ def list_notes(found: Mapping[str, Any]) -> list[str]:
             dropped.append(f"{row['method']} ({_score(row['score'], found)}{unit})")
     if dropped:
         notes.append(f"Tried on one seed, and not on this page: {', '.join(dropped)}.")
-    notes += [f"{name} was left out: {why}" for name, why in found["left_out"].items()]
+    for name, why in found["left_out"].items():
+        notes.append(f"{name} was left out: {why}")
     return notes
 
 
@@ -452,7 +460,10 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
     metric = summary.get("metric") or "accuracy"
     more_is_better = bool(summary.get("more_is_better", True))
     figures = spread(values, metric, more_is_better)
-    kept = {key: value for key, value in summary.items() if key != "tasks"}
+    kept = {}
+    for key, value in summary.items():
+        if key != "tasks":
+            kept[key] = value
     return {
         **kept,
         **figures,
@@ -465,5 +476,8 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
 def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:
     metric = line.get("metric", "accuracy")
     mean = average_validation(line)
-    kept = {key: value for key, value in line.items() if key != f"{metric}_mean"}
+    kept = {}
+    for key, value in line.items():
+        if key != f"{metric}_mean":
+            kept[key] = value
     return kept if mean is None else {**kept, f"{metric}_mean": mean}

@@ -191,12 +191,16 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         names = [names]
     check(names is None or bool(names), "methods", names, "one name or more, or left out")
     if names is not None:
-        labels = {methods.label_of(name) for name in names}
+        labels = set()
+        for name in names:
+            labels.add(methods.label_of(name))
         check(len(labels) == len(names), "methods", ",".join(names), "each of them once")
     seeds = list_seeds(options.seeds)
     check(len(set(seeds)) == len(seeds), "seeds", options.seeds, "each of them once")
     check(options.score_on != 0, "score_on", 0, "1 or more: clients are compared")
-    values = {name: getattr(options, name) for name in names_of(ExperimentOptions)}
+    values = {}
+    for name in names_of(ExperimentOptions):
+        values[name] = getattr(options, name)
     # A federation is divided already, and has its own share.
     if isinstance(options.data, Federation) and "validation" not in given:
         del values["validation"]
@@ -216,7 +220,10 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
             "rounds, a smaller net or other methods."
         )
     of_a_run = names_of(ExperimentOptions, TrainingOptions)
-    words = {name: value for name, value in given.items() if name in of_a_run and name != "rounds"}
+    words = {}
+    for name, value in given.items():
+        if name in of_a_run and name != "rounds":
+            words[name] = value
     running = names_of(EngineOptions, DataDirOption)
     return ChoicePlan(
         base=base,
@@ -273,7 +280,9 @@ def _check_can_be_judged(run: Any) -> None:
 
 def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
     """What decides the outcome, as choice.json keeps it."""
-    words = {word: choice_report.plain(value) for word, value in planned.words.items()}
+    words = {}
+    for word, value in planned.words.items():
+        words[word] = choice_report.plain(value)
     prints = {}
     if isinstance(planned.base.data, Federation):
         prints["data"] = fingerprint_data(planned.base.data)
@@ -350,7 +359,11 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
 
 
 def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {word: value for word, value in asked.items() if word != "fingerprints"}
+    kept = {}
+    for word, value in asked.items():
+        if word != "fingerprints":
+            kept[word] = value
+    return kept
 
 
 def _begin(folder: Path, planned: ChoicePlan) -> None:
@@ -401,16 +414,22 @@ def _find(
     )
     if not later:
         # All that went on failed, or took too much: what one seed says of the rest.
-        later = {name: each for name, each in early.items() if name not in left_out}
+        later = {}
+        for name, each in early.items():
+            if name not in left_out:
+                later[name] = each
     if not later:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise EngineError(f"no method could be judged. {reasons}")
-    behind = [each for name, each in early.items() if name not in {*later, *left_out}]
+    behind = []
+    for name, each in early.items():
+        if name not in {*later, *left_out}:
+            behind.append(each)
     trials = [*rank_trials(list(later.values())), *rank_trials(behind)]
     cost = {
         "rounds": planned.trial * len(ends),
         "rounds_in_full": planned.rounds * len(names) * len(planned.seeds),
-        "seconds": round(sum(_read_seconds(end) for end in ends.values()), 1),
+        "seconds": round(sum(map(_read_seconds, ends.values())), 1),
     }
     found = choice_report.describe_choice(planned, trials, len(later), left_out, cost)
     page = choice_report.write_page(ends, trials[: len(later)], found, folder)
@@ -449,7 +468,9 @@ def _train(
     progress: bool,
 ) -> dict[str, Result | Failure]:
     """Train these as a sweep; how each run ended."""
-    total = sum(experiment.rounds or 0 for experiment in experiments.values())
+    total = 0
+    for experiment in experiments.values():
+        total += experiment.rounds or 0
     if progress:
         rounds = next(iter(experiments.values())).rounds or 0
         what = "in full" if folder.name == "full" else f"{folder.name} trial"
@@ -470,12 +491,20 @@ def _judge(
     """What trials showed of each method; those that failed or take too much are left out."""
     trials = {}
     for name in names:
-        own = [ends[f"{methods.label_of(name)}-s{seed}"] for seed in seeds]
-        failed = [end for end in own if isinstance(end, Failure)]
+        own = []
+        for seed in seeds:
+            own.append(ends[f"{methods.label_of(name)}-s{seed}"])
+        failed = []
+        for end in own:
+            if isinstance(end, Failure):
+                failed.append(end)
         if failed:
             left_out[name] = f"a run failed: {failed[0].why}"
             continue
-        results = [end for end in own if isinstance(end, Result)]
+        results = []
+        for end in own:
+            if isinstance(end, Result):
+                results.append(end)
         trial = make_trial(name, results, planned.trial, planned.rounds, planned.net)
         if planned.budget is not None and trial.bytes_each > planned.budget:
             left_out[name] = (

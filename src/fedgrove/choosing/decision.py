@@ -63,7 +63,10 @@ class Trial:
     def _over_seeds(self, figure: str) -> float:
         figures = []
         for seed in self.seeds:
-            own = [value for (of, _), value in self.clients.items() if of == seed]
+            own = []
+            for (of, _), value in self.clients.items():
+                if of == seed:
+                    own.append(value)
             figures.append(spread(own, "", self.more_is_better)[f"_{figure}"])
         return math.fsum(figures) / len(figures)
 
@@ -97,8 +100,14 @@ def select_promising(trials: Sequence[Trial], full_rounds: int) -> list[str]:
     each = max(LEAST_ON, math.ceil(len(trials) / 4))
     by_score = sorted(trials, key=lambda t: -t.sign * t.score)
     by_heading = sorted(trials, key=lambda t: -t.sign * predict_full_score(t, full_rounds))
-    chosen = {trial.method for trial in (*by_score[:each], *by_heading[:each])}
-    return [trial.method for trial in trials if trial.method in chosen]
+    chosen = set()
+    for trial in (*by_score[:each], *by_heading[:each]):
+        chosen.add(trial.method)
+    promising = []
+    for trial in trials:
+        if trial.method in chosen:
+            promising.append(trial.method)
+    return promising
 
 
 def rank_trials(trials: Sequence[Trial]) -> list[Trial]:
@@ -149,7 +158,10 @@ def measure_margin(trial: Trial, other: Trial) -> Margin:
     seeds = sorted({seed for seed, _ in gaps})
     ahead = 0
     for seed in seeds:
-        own = [gap for (of, _), gap in gaps.items() if of == seed]
+        own = []
+        for (of, _), gap in gaps.items():
+            if of == seed:
+                own.append(gap)
         ahead += math.fsum(own) > 0
     error = None
     if len(gaps) > 1:
@@ -228,7 +240,9 @@ def assess_choice(
         return assessed
     picked = scores[(found["label"], found["epochs"])]
     best_scores = scores[(best_row["method"], best_row["epochs"])]
-    gaps = [sign * (best_scores[seed] - picked[seed]) for seed in picked]
+    gaps = []
+    for seed in picked:
+        gaps.append(sign * (best_scores[seed] - picked[seed]))
     error = None
     if len(gaps) > 1:
         error = round(statistics.stdev(gaps) / math.sqrt(len(gaps)), 6)
@@ -249,5 +263,7 @@ def _mean_over_clients(summary: Mapping[str, Any], scores_of_run: Mapping[str, A
     if "tasks" not in scores_of_run:
         return float(scores_of_run[f"{summary['metric']}_mean"])
     tasks = scores_of_run["tasks"].values()
-    clients = sum(task["clients"] for task in tasks)
+    clients = 0
+    for task in tasks:
+        clients += task["clients"]
     return float(math.fsum(task["clients"] * task["mean"] for task in tasks) / clients)

@@ -129,7 +129,9 @@ def _fail(reason: object, code: int) -> int:
     if isinstance(reason, InputErrors):
         sentences = list(reason.lines())
     # One line for each thing that is wrong; line breaks in a sentence make no more of them.
-    lines = [" ".join(_spell_flag(str(sentence)).split()) for sentence in sentences]
+    lines = []
+    for sentence in sentences:
+        lines.append(" ".join(_spell_flag(str(sentence)).split()))
     text = "\n".join(lines)
     print(f"fedgrove: {text}", file=sys.stderr)
     return code

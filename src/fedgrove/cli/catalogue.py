@@ -100,7 +100,10 @@ def _find_settings(options: ShowOptions) -> tuple[str, Rows]:
     from ..config.experiment import DATA_NAMES, Experiment, Federations
 
     instance = methods.make(options.method)
-    given = {name: value for name, value in options.given.items() if name in DATA_NAMES}
+    given = {}
+    for name, value in options.given.items():
+        if name in DATA_NAMES:
+            given[name] = value
     recipe = Federations(options.data_dir).recipe(Experiment(instance, **given))
     return _docstring(type(instance)), setting_rows(instance, recipe)
 
@@ -246,7 +249,7 @@ def _typed(value: Any) -> str:
     ('0,0.2', 'false', 'none', '10')
     """
     if isinstance(value, tuple):
-        return ",".join(_typed(item) for item in value)
+        return ",".join(map(_typed, value))
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0")
@@ -314,7 +317,10 @@ def _docstring(method: type) -> str:
 
 
 def _extra(modules: tuple[str, ...]) -> str:
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    missing = []
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            missing.append(module)
     if missing:
         return f"not there; pip install {' '.join(missing)}"
     return "there"
@@ -329,7 +335,7 @@ def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:
         places = data_folders(data_dir)
     except FedgroveError as error:
         return [("data", str(error))]
-    rows = [("data looked for in", ", ".join(str(place) for place in places))]
+    rows = [("data looked for in", ", ".join(map(str, places)))]
     for name, known in SETS.items():
         is_there = not known.needs_files or find_files(places, known.formats) is not None
         state = "there" if is_there else f"not there; {known.source}"

@@ -70,4 +70,8 @@ def runs(incomplete: str) -> Completions:
 
 
 def _starting_with(rows: Rows | Iterable[tuple[str, str]], incomplete: str) -> Completions:
-    return [(name, text) for name, text in rows if name.startswith(incomplete)]
+    matching = []
+    for name, text in rows:
+        if name.startswith(incomplete):
+            matching.append((name, text))
+    return matching

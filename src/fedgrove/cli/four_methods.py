@@ -60,7 +60,9 @@ def run_four_methods(options: RunOptions, is_plan: bool, as_json: bool) -> None:
         size = model_bytes(end.folder, net)
         if size is not None:
             sizes.setdefault(end.summary["method"], []).append(size)
-    mean_sizes = {method: sum(known) / len(known) for method, known in sizes.items()}
+    mean_sizes = {}
+    for method, known in sizes.items():
+        mean_sizes[method] = sum(known) / len(known)
     _show(summaries, mean_sizes, trained, as_json)
     if trained.has_failures:
         raise typer.Exit(1)
@@ -84,7 +86,10 @@ def _make_sweep(options: RunOptions) -> SweepOptions:
     for text in options.set:
         defaults.pop(text.partition("=")[0].rpartition(".")[2], None)
     known = options_of(SweepOptions)
-    given = {name: value for name, value in options.given.items() if name in known}
+    given = {}
+    for name, value in options.given.items():
+        if name in known:
+            given[name] = value
     seeds = (options.seed,) if "seed" in options.given else SEEDS
     values = {**defaults, **given, "methods": METHODS, "seeds": seeds}
     return make_options(SweepOptions, values, "run")
@@ -122,7 +127,9 @@ def _show(
     from ..report.seed_averages import compare_methods, print_method_rows
     from ..report.terminal import print_text
 
-    rows = [{"run": str(trained.path / name), **summary} for name, summary in summaries.items()]
+    rows = []
+    for name, summary in summaries.items():
+        rows.append({"run": str(trained.path / name), **summary})
     if as_json:
         print(json.dumps(rows, indent=1))
     if not rows:
@@ -167,7 +174,7 @@ def describe_gain(runs: Mapping[str, Sequence[Summary]]) -> str:
     def sent(method: str) -> float:
         return mean(method, "bytes_up") + mean(method, "bytes_down")
 
-    sizes = {"/".join(str(n) for n in run["group_sizes"]): None for run in runs["grove"]}
+    sizes = {"/".join(map(str, run["group_sizes"])): None for run in runs["grove"]}
     share = 100 * sent("grove") / sent("fedavg")
     return (
         f"As delivered, grove gives clients {delivered('grove')} where fedavg gives "

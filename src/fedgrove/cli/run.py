@@ -206,7 +206,10 @@ def resume(options: ResumeCommand) -> None:
         )
     from .. import api
 
-    given = {name: value for name, value in options.given.items() if name not in ("run", "json")}
+    given = {}
+    for name, value in options.given.items():
+        if name not in ("run", "json"):
+            given[name] = value
     result = api.resume(path, **given, progress=not options.json)
     _show(result, options.json)
 
@@ -216,8 +219,14 @@ def find_unfinished(place: Path) -> Path:
 
     One that another process is training is left out.
     """
-    unfinished = [path for path in find_runs(place) if not _is_finished(path)]
-    free = [path for path in unfinished if _is_free(path)]
+    unfinished = []
+    for path in find_runs(place):
+        if not _is_finished(path):
+            unfinished.append(path)
+    free = []
+    for path in unfinished:
+        if _is_free(path):
+            free.append(path)
     if not free:
         busy = f" ({len(unfinished)} are being trained now)" if unfinished else ""
         raise InputError(

@@ -48,7 +48,9 @@ def resume_sweep(
     from ..config import sweep as library
 
     experiments = library.experiments_of(out, trust)
-    total = sum(experiment.rounds or 0 for experiment in experiments.values())
+    total = 0
+    for experiment in experiments.values():
+        total += experiment.rounds or 0
     with open_engine(engine) as opened:
         train = partial(library.resume, out, engine=opened, data_dir=data_dir, trust=trust)
         ends = library.watched(Path(out), experiments, total, train, as_json)

@@ -61,7 +61,7 @@ class OwnDataOptions:
         if isinstance(channels, str):
             channels = tuple(name.strip() for name in channels.split(","))
         elif channels is not None and not isinstance(channels, int):
-            channels = tuple(str(name) for name in channels)
+            channels = tuple(map(str, channels))
         if isinstance(channels, tuple) and len(channels) == 1 and channels[0].isdecimal():
             channels = int(channels[0])
         # The class is frozen; a text of the command line becomes names or a number.
@@ -76,11 +76,19 @@ class OwnDataOptions:
     def special_columns(self) -> dict[str, str]:
         """Return the columns of a table that are not inputs, by the name of their option."""
         columns = {"label": self.label, "client": self.client, "time": self.time}
-        return {option: str(column) for option, column in columns.items() if column is not None}
+        named = {}
+        for option, column in columns.items():
+            if column is not None:
+                named[option] = str(column)
+        return named
 
     def list_given(self) -> list[str]:
         """Return the names of the options that were given."""
-        return [name for name, value in vars(self).items() if value is not None]
+        given = []
+        for name, value in vars(self).items():
+            if value is not None:
+                given.append(name)
+        return given
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ def make_dataset(arrays: ArrayData, options: OwnDataOptions) -> Dataset:
     if arrays.client is not None:
         user = _number_column("client", arrays.client, len(x))
         # np.unique sorts as number_values does.
-        names = tuple(str(owner) for owner in np.unique(np.asarray(arrays.client)).tolist())
+        names = tuple(map(str, np.unique(np.asarray(arrays.client)).tolist()))
     block, start = _number_blocks(arrays.block, user, len(x))
     if x.ndim == 3 and block is None:
         # A series is most likely a window of a longer one; other shapes get no note.
@@ -230,7 +238,7 @@ def _read_targets(y: Array, n: int) -> Dataset:
     if y.dtype.kind == "f":
         return _read_numbers(y.reshape(n, -1))
     label = _number_column("y", y, n)
-    labels = tuple(str(value) for value in np.unique(y).tolist())
+    labels = tuple(map(str, np.unique(y).tolist()))
     check(len(labels) > 1, "y", f"{n} labels of {len(labels)} class", "of two classes or more")
     return Dataset(y, label, labels)
 
@@ -242,7 +250,7 @@ def _read_labels(y: Array) -> Dataset:
             "y is float and all 0 or 1: read as several labels; for numbers replace the "
             "federation's problem in Python by fedgrove.problems.numbers()",
         )
-    labels = tuple(str(label) for label in range(y.shape[1]))
+    labels = tuple(map(str, range(y.shape[1])))
     zeros = np.zeros(len(y), dtype=np.int64)
     return Dataset(y, zeros, labels, kind="labels", targets=y, notes=notes)
 

@@ -203,7 +203,10 @@ def _assign_rows(name: str, dataset: Dataset, choices: Choices, kind: str) -> li
     size = np.bincount(dataset.block)
     label = splits.majority_label(dataset.block, dataset.y, len(size))
     assigned = partitions.assign_units(partition, label, size, clients, rng)
-    return [np.flatnonzero(np.isin(dataset.block, blocks)) for blocks in assigned]
+    rows_of_clients = []
+    for blocks in assigned:
+        rows_of_clients.append(np.flatnonzero(np.isin(dataset.block, blocks)))
+    return rows_of_clients
 
 
 def _assign_by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
@@ -221,7 +224,10 @@ def _assign_by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]
     check(clients <= len(users), "clients", clients, allowed)
     drawn = numpy_rng(choices.seed, "users").permutation(users)[:clients]
     # Clients are in the order of the users' numbers, whatever order they were drawn in.
-    return [np.flatnonzero(dataset.user == user) for user in np.sort(drawn)]
+    rows_of_users = []
+    for user in np.sort(drawn):
+        rows_of_users.append(np.flatnonzero(dataset.user == user))
+    return rows_of_users
 
 
 # ---- one client ----------------------------------------------------------------------------------
@@ -329,7 +335,10 @@ def _find_problem(
 def _note_left_out(left_out: Sequence[str]) -> list[str]:
     if not left_out:
         return []
-    names = [name for name in left_out if name]
+    names = []
+    for name in left_out:
+        if name:
+            names.append(name)
     listed = f": {', '.join(names)}" if names else ""
     return [f"{len(left_out)} clients with too little data left out{listed}"]
 

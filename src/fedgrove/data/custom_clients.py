@@ -81,7 +81,7 @@ def from_clients(
     allowed = f"the number of training examples of client 0, which is {len(first.train)}"
     check(len(first.train) == examples, "info(0).examples", examples, allowed)
     if labels is None:
-        labels = [str(label) for label in range(classes)]
+        labels = list(map(str, range(classes)))
     if defaults is None:
         defaults = choose_defaults(shape)
     return Federation(

@@ -194,7 +194,10 @@ def _number_keys(
 
 
 def _check_has_clients(file: str, lines: Collection[int | str], clients: int) -> None:
-    missing = [str(client) for client in range(clients) if client not in lines]
+    missing = []
+    for client in range(clients):
+        if client not in lines:
+            missing.append(str(client))
     if missing:
         raise InputError(
             f"{file} has no line for client {list_some(missing)}, and there are "
@@ -261,7 +264,7 @@ def _read_file(path: str) -> pd.DataFrame:
             f"the devices in {path} cannot be read: {error.strerror or error}; give the path of a "
             "CSV file."
         ) from None
-    columns = [str(name) for name in frame.columns]
+    columns = list(map(str, frame.columns))
     allowed = TRACE_COLUMNS if "second" in columns else PROFILE_COLUMNS
     if sorted(columns) != sorted(allowed):
         raise InputError(

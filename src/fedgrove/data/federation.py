@@ -108,7 +108,7 @@ def _as_whole_numbers(labels: Any) -> tuple[int, ...]:
         if hasattr(labels, "tolist"):
             labels = labels.tolist()
         listed = list(labels)
-        numbers = tuple(int(label) for label in listed)
+        numbers = tuple(map(int, listed))
         are_whole = listed == list(numbers)
     except (TypeError, ValueError):
         are_whole = False

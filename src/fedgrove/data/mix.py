@@ -119,7 +119,9 @@ def _check_can_mix(name: str, federation: Federation) -> None:
 
 def _join_options(federations: Mapping[str, Federation], option: str) -> str:
     """Return an option that all federations share, or one for each, as ``--data a+b`` takes it."""
-    values = [str(getattr(federation, option)) for federation in federations.values()]
+    values = []
+    for federation in federations.values():
+        values.append(str(getattr(federation, option)))
     if len(set(values)) == 1:
         return values[0]
     return SEPARATOR.join(values)
@@ -195,7 +197,7 @@ def _find_common_shape(federations: Mapping[str, Federation]) -> tuple[int, ...]
             "series (C, L) with series, and images (C, H, W) with images that are grey or have the "
             "same number of channels."
         )
-    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def _describe_resize(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
@@ -302,7 +304,10 @@ def divide_clients(clients: int | None, tasks: Sequence[str]) -> list[int | None
         return [None] * len(tasks)
     count = len(tasks)
     check(clients >= count, "clients", clients, f"at least {count}, one for each data set")
-    return [clients // count + (position < clients % count) for position in range(count)]
+    counts: list[int | None] = []
+    for position in range(count):
+        counts.append(clients // count + (position < clients % count))
+    return counts
 
 
 def mix_by_name(

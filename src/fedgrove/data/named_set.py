@@ -185,7 +185,10 @@ def _list_built_in() -> str:
     # Imported here because the modules of the sets import this one.
     from .sets import SETS
 
-    names = [name for name, named_set in SETS.items() if not named_set.needs_files]
+    names = []
+    for name, named_set in SETS.items():
+        if not named_set.needs_files:
+            names.append(name)
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -195,7 +198,9 @@ def find_files(
     """Return the first form whose files are all in one folder: by folder, then by form."""
     for place in places:
         for file_format in formats:
-            paths = [_plain_or_gzipped(place / file) for file in file_format.files]
+            paths = []
+            for file in file_format.files:
+                paths.append(_plain_or_gzipped(place / file))
             if all(path.exists() for path in paths):
                 return paths, file_format
     return None
@@ -333,7 +338,10 @@ def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
             f"'{path}' cannot be read as npz ({error}); "
             f"write it with numpy.savez from plain number or text arrays."
         ) from error
-    missing = [name for name in names if name not in contents]
+    missing = []
+    for name in names:
+        if name not in contents:
+            missing.append(name)
     if missing:
         present = ", ".join(sorted(contents)) or "none"
         raise InputError(

@@ -111,7 +111,7 @@ class Preparation:
         allowed = str(self.shape)
         if is_window:
             allowed += f" or {as_recorded}"
-        sizes = ", ".join(str(size) for size in self.shape)
+        sizes = ", ".join(map(str, self.shape))
         raise InputError(
             f"the input has the shape {x.shape}; one example is {allowed}, several are "
             f"(n, {sizes})."

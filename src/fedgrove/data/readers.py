@@ -82,7 +82,10 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
     else:
         name, contents = _read_object(data, options)
     tables = [content for _, content in contents if isinstance(content, InputTable)]
-    arrays = [(client, content) for client, content in contents if isinstance(content, ArrayData)]
+    arrays = []
+    for client, content in contents:
+        if isinstance(content, ArrayData):
+            arrays.append((client, content))
     if tables and arrays:
         raise InputError(
             f"data has tables ({tables[0].source}) and arrays ({arrays[0][1].source}); give one or "
@@ -188,7 +191,10 @@ def _read_file(path: Path, folder: Path, client: str, options: OwnDataOptions) -
         if suffix == ".parquet":
             return InputTable(source, _read_parquet(path, source), client)
         # As texts: the names of clients stay as they are written, and large labels exact.
-        texts = [name for name in (options.label, options.client) if isinstance(name, str)]
+        texts = []
+        for name in (options.label, options.client):
+            if isinstance(name, str):
+                texts.append(name)
         return InputTable(source, read_csv(path, source, texts), client)
     except OSError as error:
         raise InputError(f"{source} cannot be read ({error.strerror or error}).") from None
@@ -254,7 +260,10 @@ def read_csv(path: Path, source: str, text_columns: Sequence[str] | None = None)
         _check_header(names, source)
         types: Any = str
         if text_columns is not None:
-            types = {i: str for i, name in enumerate(names) if name in text_columns}
+            types = {}
+            for i, name in enumerate(names):
+                if name in text_columns:
+                    types[i] = str
         try:
             frame = _parse_csv(path, separator, len(names), types)
         except (pd.errors.ParserError, pd.errors.ParserWarning):
@@ -280,7 +289,7 @@ def read_csv(path: Path, source: str, text_columns: Sequence[str] | None = None)
 
 def _parse_csv(path: Path, separator: str, columns: int, types: Any) -> pd.DataFrame:
     options: dict[str, Any] = {}
-    version = tuple(int(number) for number in pd.__version__.split(".")[:2])
+    version = tuple(map(int, pd.__version__.split(".")[:2]))
     if version < (3, 1):
         # Later versions always read floats exactly.
         options["float_precision"] = "round_trip"
@@ -422,9 +431,12 @@ def _read_mapping(data: Mapping[str, Any], options: OwnDataOptions, source: str)
 
 
 def _select(data: Mapping[str, Any], names: Sequence[str], source: str) -> list[Any]:
-    missing = [name for name in names if name not in data]
+    missing = []
+    for name in names:
+        if name not in data:
+            missing.append(name)
     if missing:
-        present = ", ".join(sorted(str(name) for name in data)) or "none"
+        present = ", ".join(sorted(map(str, data))) or "none"
         raise InputError(f"{source} has no {' and no '.join(missing)} (it has {present}); add it.")
     return [data[name] for name in names]
 
@@ -480,7 +492,9 @@ def _read_torch_dataset(data: TorchDataset[Any], options: OwnDataOptions, source
     if isinstance(data, TensorDataset):
         parts: Any = data.tensors
     else:
-        items = [_read_item(data[i], options, source) for i in range(len(data))]
+        items = []
+        for i in range(len(data)):
+            items.append(_read_item(data[i], options, source))
         try:
             parts = default_collate(items)
         except (RuntimeError, TypeError) as error:
@@ -536,17 +550,28 @@ def _read_hugging_face(data: Any, options: OwnDataOptions, source: str) -> Conte
             f"label is {given}, and {source} has the columns {', '.join(names)}; say which one is "
             "to be predicted."
         )
-    special = [name for name in (label, options.client, options.time) if name in names]
-    inputs = [name for name in names if name not in special]
+    special = []
+    for name in (label, options.client, options.time):
+        if name in names:
+            special.append(name)
+    inputs = []
+    for name in names:
+        if name not in special:
+            inputs.append(name)
     if isinstance(options.channels, tuple):
         inputs = list(options.channels)
-        missing = [name for name in inputs if name not in names]
+        missing = []
+        for name in inputs:
+            if name not in names:
+                missing.append(name)
         if missing:
             raise InputError(
                 f"channels names {', '.join(missing)}, and {source} has {', '.join(names)}."
             )
     rows = data.with_format("numpy")
-    columns = {name: np.asarray(rows[name][:]) for name in (*inputs, *special)}
+    columns = {}
+    for name in (*inputs, *special):
+        columns[name] = np.asarray(rows[name][:])
     classes = getattr(data.features[label], "names", None)
     if classes is not None and bool((columns[label] >= 0).all()):
         columns[label] = np.asarray(classes)[columns[label]]
@@ -583,4 +608,7 @@ def _read_partitions(data: Any) -> dict[str, Any]:
             "first: partitioner.dataset = ..."
         ) from None
     natural = getattr(data, "partition_id_to_natural_id", {})
-    return {str(natural.get(number, number)): part for number, part in enumerate(parts)}
+    clients = {}
+    for number, part in enumerate(parts):
+        clients[str(natural.get(number, number))] = part
+    return clients

@@ -95,7 +95,9 @@ def _split_rows(y: Ints, rows: Ints, rng: np.random.Generator, share: float) -> 
     """Hold out single rows: the first of every class after a shuffle."""
     # Sorted first, so that the draw depends on which rows a client has, not on their order.
     rows = rng.permutation(np.sort(rows))
-    test_quota = {label: test_size(n, TEST) for label, n in _count_labels(y, rows).items()}
+    test_quota = {}
+    for label, n in _count_labels(y, rows).items():
+        test_quota[label] = test_size(n, TEST)
     test = _take_first(y, rows, test_quota)
     rest = rows[~np.isin(rows, test)]
     validation = rest[:0]

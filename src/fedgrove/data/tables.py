@@ -207,8 +207,14 @@ def _find_channels(
             check(options.channels == len(channels), "channels", options.channels, allowed)
     expected = dict.fromkeys([*channels, *special])
     for table in tables:
-        missing = [name for name in expected if name not in table.frame]
-        others = [name for name in table.frame if name not in expected]
+        missing = []
+        for name in expected:
+            if name not in table.frame:
+                missing.append(name)
+        others = []
+        for name in table.frame:
+            if name not in expected:
+                others.append(name)
         if missing and others:
             findings.add(
                 f"{table.place} has no column {_quote(missing)}, and has {_quote(others)} instead."
@@ -518,7 +524,7 @@ def _build_dataset(
         if target.dtype.kind == "f":
             target = target.astype(np.int64)
         y, found = pd.factorize(target, sort=True)
-        labels = tuple(str(value) for value in found.tolist())
+        labels = tuple(map(str, found.tolist()))
         given = ", ".join(labels)
         check(len(labels) > 1, f"column '{options.label}'", given, "of two classes or more")
     names, user = _number_users(recordings.rows["client"])
@@ -579,7 +585,10 @@ def _note_similar_classes(classes: Sequence[str]) -> tuple[str, ...]:
     similar: dict[str, list[str]] = {}
     for name in classes:
         similar.setdefault("".join(name.lower().split()), []).append(f"'{name}'")
-    pairs = [" and ".join(names) for names in similar.values() if len(names) > 1]
+    pairs = []
+    for names in similar.values():
+        if len(names) > 1:
+            pairs.append(" and ".join(names))
     if not pairs:
         return ()
     listed = "; ".join(pairs)

@@ -110,8 +110,8 @@ def _make_problem(said: Mapping[str, Any]) -> Problem:
     if said["kind"] == "labels":
         return LABELS
     unit = said["unit"]
-    mean = tuple(float(number) for number in unit["mean"])
-    scale = tuple(float(number) for number in unit["scale"])
+    mean = tuple(map(float, unit["mean"]))
+    scale = tuple(map(float, unit["scale"]))
     return numbers(Unit(mean, scale), str(said["metric"]))
 
 
@@ -145,7 +145,7 @@ def read_enrolment(said: Head) -> EnrolledClient:
         if type(info.examples) is not int or info.examples < 1:
             raise ValueError(f"it has {info.examples!r} examples")
         own = said["own_labels"]
-        labels = None if own is None else tuple(int(label) for label in own)
+        labels = None if own is None else tuple(map(int, own))
         # Made once here, so that an invalid problem is refused now.
         _make_problem(said["kind"]["problem"])
         kind = json.dumps(said["kind"], sort_keys=True)
@@ -183,10 +183,10 @@ def _describe_kind(kind: str) -> str:
 def make_federation(nodes: Mapping[int, EnrolledClient], kind: str) -> Federation:
     """Make the federation as the server knows it: clients without examples."""
     said = json.loads(kind)
-    shape = tuple(int(n) for n in said["shape"])
+    shape = tuple(map(int, said["shape"]))
     problem = _make_problem(said["problem"])
     first = nodes[min(nodes)].words
-    labels = tuple(str(label) for label in first["labels"])
+    labels = tuple(map(str, first["labels"]))
     no_examples = _no_examples(shape, said["outputs"], problem)
     clients = {}
     for partition in sorted(nodes):
@@ -201,7 +201,7 @@ def make_federation(nodes: Mapping[int, EnrolledClient], kind: str) -> Federatio
         labels=labels,
         shape=shape,
         defaults=Defaults(**first["defaults"]),
-        notes=tuple(str(note) for note in first["notes"]),
+        notes=tuple(map(str, first["notes"])),
         partition=str(first["partition"]),
         scenario=str(first["scenario"]),
         split=str(first["split"]),
@@ -238,7 +238,9 @@ def name_run(config: str) -> str:
 
 def describe_half(run: Run, config: str) -> Head:
     """Return a summary of the run that one side has built, for comparison with the other side."""
-    leaves = {name: list(leaf.shape) for name, leaf in run.params.items()}
+    leaves = {}
+    for name, leaf in run.params.items():
+        leaves[name] = list(leaf.shape)
     total = math.fsum(float(leaf.double().abs().sum()) for leaf in run.params.values())
     method = tomllib.loads(config).get("method", {})
     return {

@@ -58,7 +58,7 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
             "get it with: pip install 'fedgrove[flower]'"
         )
     path = Path(folder)
-    all_hosts = tuple(dict.fromkeys((*LOCAL, *(_checked(host) for host in hosts))))
+    all_hosts = tuple(dict.fromkeys((*LOCAL, *map(_checked, hosts))))
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return _make(path, nodes, all_hosts)
@@ -83,12 +83,15 @@ def _checked(host: str) -> str:
 
 def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
     files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")]
-    present = [file for file in files if file.exists()]
+    present = []
+    for file in files:
+        if file.exists():
+            present.append(file)
     names = tuple(f"node-{number}" for number in range(nodes))
     taken = [path / name for name in names if (path / name).exists()]
     if present:
         # To make one anew would shut out all who have the old one.
-        named = ", ".join(str(file) for file in (*present, *taken))
+        named = ", ".join(map(str, (*present, *taken)))
         raise InputError(
             f"{named}: there already, and never overwritten; give another folder, or for more "
             "nodes a key each by: ssh-keygen -t ecdsa -b 384 -N '' -f NODE"

@@ -216,10 +216,13 @@ def with_labels(federation: Federation, labels: Sequence[str]) -> Federation:
     >>> with_labels(own, ["run", "sit", "walk"]).client(0).train.y.unique().tolist()
     [1, 2]
     """
-    known = tuple(str(label) for label in labels)
+    known = tuple(map(str, labels))
     if federation.labels == known:
         return federation
-    others = [label for label in federation.labels if label not in known]
+    others = []
+    for label in federation.labels:
+        if label not in known:
+            others.append(label)
     if federation.problem != CLASSES or others:
         named = ", ".join(others or federation.labels)
         raise InputError(
@@ -228,7 +231,9 @@ def with_labels(federation: Federation, labels: Sequence[str]) -> Federation:
         )
     number = torch.tensor([known.index(label) for label in federation.labels])
     preparation = replace(federation.preparation, labels=known)
-    clients = {k: _renumber(client, number, known) for k, client in federation.clients.items()}
+    clients = {}
+    for k, client in federation.clients.items():
+        clients[k] = _renumber(client, number, known)
     return replace(
         federation, clients=clients, classes=len(known), labels=known, preparation=preparation
     )

@@ -167,7 +167,7 @@ def _log_lines(watch: Watch | None) -> Watch:
     """Return a function that logs each exchange, and then calls ``watch``."""
 
     def log_line(line: Mapping[str, Any]) -> None:
-        lost = sum(len(clients) for clients in line.get("lost", {}).values())
+        lost = sum(map(len, line.get("lost", {}).values()))
         LOG.info("round %s: %s bytes up, %s lost", line["round"], line["bytes_up"], lost)
         for sentence in line.get("why", {}).values():
             LOG.warning("%s", sentence)
@@ -283,7 +283,10 @@ class Roster:
         newcomers = self._newcomers()
         if newcomers:
             self._greet(newcomers, RETURN)
-            greeted = [n for n in newcomers if n in self._node_of.values()]
+            greeted = []
+            for n in newcomers:
+                if n in self._node_of.values():
+                    greeted.append(n)
             for node in greeted:
                 self._try(node, self._check_same_client)
             self._join([n for n in greeted if n in self._node_of.values()])

@@ -98,7 +98,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines: list[str] = []
     for row in (head, ["---"] * len(head), *rows):
         # A bare | would end the cell.
-        cells = [str(cell).replace("|", "\\|") for cell in row]
+        cells = []
+        for cell in row:
+            cells.append(str(cell).replace("|", "\\|"))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -184,7 +186,7 @@ def _inputs_and_outputs(source: Source, client: int, standardised: bool) -> Iter
     yield f"`x`: float32, `(batch, {_sizes(source)})`, channels first. {units}"
     own = source.preparation(client)
     if own.channels is not None:
-        yield f"- channels: {', '.join(_plain(name) for name in own.channels)}"
+        yield f"- channels: {', '.join(map(_plain, own.channels))}"
     if own.mean is not None and own.std is not None:
         yield f"- mean: {_numbers(own.mean)}\n- deviation: {_numbers(own.std)}"
     yield f"`logits`: float32, `(batch, {federation.classes})`; the largest names the class:"
@@ -196,7 +198,7 @@ def _inputs_and_outputs(source: Source, client: int, standardised: bool) -> Iter
 
 def _sizes(source: Source) -> str:
     """The shape of one example, without brackets."""
-    return ", ".join(str(size) for size in source.federation.shape)
+    return ", ".join(map(str, source.federation.shape))
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -107,7 +107,9 @@ def _places(node: Any, shapes: Any) -> int:
 
 
 def _share_without(amounts: dict[str, int], left_out: list[str]) -> float:
-    excluded = sum(amounts[name] for name in left_out)
+    excluded = 0
+    for name in left_out:
+        excluded += amounts[name]
     return 1 - excluded / max(1, sum(amounts.values()))
 
 
@@ -122,9 +124,15 @@ def relu_first(graph: Any, kept: list[str]) -> None:
     """
     producers = _producers(graph)
     # Listed beforehand: a swap puts the pooling further back, where it would be met again.
-    pools = [node for node in graph.node if node.op_type == "MaxPool"]
+    pools = []
+    for node in graph.node:
+        if node.op_type == "MaxPool":
+            pools.append(node)
     for pool in pools:
-        consumers = [node for node in graph.node if pool.output[0] in node.input]
+        consumers = []
+        for node in graph.node:
+            if pool.output[0] in node.input:
+                consumers.append(node)
         only_relu_follows = len(consumers) == 1 and consumers[0].op_type == "Relu"
         layer = producers.get(pool.input[0])
         if only_relu_follows and layer is not None and layer.name not in kept:

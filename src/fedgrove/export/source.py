@@ -162,7 +162,9 @@ def _names_classes(federation: Federation) -> bool:
     if not isinstance(problem, MixedProblem):
         return problem == CLASSES
     # A task with fewer outputs than the network would need the others cut off.
-    widths = {(task.first, task.outputs) for task in problem.tasks}
+    widths = set()
+    for task in problem.tasks:
+        widths.add((task.first, task.outputs))
     are_whole = widths == {(0, federation.classes)}
     return are_whole and all(task.problem == CLASSES for task in problem.tasks)
 
@@ -185,7 +187,9 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
     if thin is None:
         return net, dict(tree)
     if align > 1:
-        kept = {name: aligned(flags, align) for name, flags in thin.channels.items()}
+        kept = {}
+        for name, flags in thin.channels.items():
+            kept[name] = aligned(flags, align)
         # Filled up to the full width everywhere: nothing is left to remove.
         if all(bool(flags.all()) for flags in kept.values()):
             return net, dict(tree)

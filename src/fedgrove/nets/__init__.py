@@ -249,7 +249,10 @@ def _check_training(module: nn.Module, name: str, shape: tuple[int, ...], classe
     trial = copy.deepcopy(module).train()
     like = next(iter(named_tensors(trial).values()))
     x = torch.randn((2, *shape), dtype=like.dtype, device=like.device)
-    parameters = [parameter for parameter in trial.parameters() if parameter.requires_grad]
+    parameters = []
+    for parameter in trial.parameters():
+        if parameter.requires_grad:
+            parameters.append(parameter)
     try:
         out = trial(x)
         _check_logits(out, f"{name}, in train mode,", shape, classes)

@@ -80,7 +80,11 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     if type(part).__module__.startswith("torch."):
         return {}
     usual = vars(nn.Module())
-    return {key: value for key, value in vars(part).items() if key not in usual}
+    added = {}
+    for key, value in vars(part).items():
+        if key not in usual:
+            added[key] = value
+    return added
 
 
 def _is_same(before: Any, after: Any) -> bool:

@@ -63,7 +63,10 @@ def split_layers(
     """
     if share == 0:
         return (), layout.layers
-    weighted = [layer for layer in layout.layers if layer.weights and layer.activations]
+    weighted = []
+    for layer in layout.layers:
+        if layer.weights and layer.activations:
+            weighted.append(layer)
     if not weighted:
         raise InputError(f"{field} is {share:g}, and this net has no layers with weights.")
     # The 1e-9 is for rounding: a third of nine is 3, not 2.9999999996.

@@ -114,7 +114,10 @@ def load_weights(
             f"head; leave {BODY_SUFFIX} out."
         )
     required = dict(named_tensors(module))
-    optional = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+    optional = {}
+    for n, p in module.named_parameters():
+        if not p.requires_grad:
+            optional[n] = p
     left_out = head if origin.body else ()
     for name in left_out:
         del required[name]

@@ -93,11 +93,17 @@ class Layout:
         count = sum(parameter.requires_grad for parameter in module.parameters())
         layers, frozen_macs, writes_input = _observe_layers(module, shape, tensors)
         # Frozen parameters are not in the tree, so only the layout knows of them.
-        frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+        frozen = {}
+        for name, p in module.named_parameters():
+            if not p.requires_grad:
+                frozen[name] = p
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
         fixed = norms.find_fixed_norms(module)
-        batch_norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+        batch_norms = []
+        for part in module.modules():
+            if isinstance(part, _BatchNorm):
+                batch_norms.append(part)
         has_batch_norm = any(part not in fixed for part in batch_norms)
         state: tuple[str, ...] = ()
         # The built-in networks have none, and need not be tried.
@@ -134,7 +140,11 @@ class Layout:
         """Parameters of two dimensions or more that belong to no layer known here."""
         shapes = self.shapes
         prunable = set(self.prunable)
-        return tuple(k for k in self.params if len(shapes[k]) > 1 and k not in prunable)
+        names = []
+        for k in self.params:
+            if len(shapes[k]) > 1 and k not in prunable:
+                names.append(k)
+        return tuple(names)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -260,12 +270,19 @@ class Layout:
     def count(self, which: Iterable[str]) -> int:
         """Count the elements of the tensors called ``which``."""
         shapes = self.shapes
-        return sum(math.prod(shapes[name]) for name in which)
+        total = 0
+        for name in which:
+            total += math.prod(shapes[name])
+        return total
 
     @property
     def trained_layers(self) -> list[Layer]:
         """The layers that run and have parameters."""
-        return [layer for layer in self.layers if layer.params and layer.activations]
+        trained = []
+        for layer in self.layers:
+            if layer.params and layer.activations:
+                trained.append(layer)
+        return trained
 
     def _trained(self, n: int) -> list[Layer]:
         """Return the layers that run and have parameters; refuse more than there are."""
@@ -467,7 +484,7 @@ def _numel(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, tuple | list):
-        return sum(_numel(v) for v in value)
+        return sum(map(_numel, value))
     return 0
 
 

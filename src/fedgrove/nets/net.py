@@ -111,7 +111,10 @@ class Net:
 
     def params(self) -> Tree:
         """Return copies of the module's own parameters, then of its float buffers."""
-        return {name: t.detach().clone() for name, t in named_tensors(self.module).items()}
+        copies = {}
+        for name, t in named_tensors(self.module).items():
+            copies[name] = t.detach().clone()
+        return copies
 
     def blank(self) -> Tree:
         """Return the names, types and shapes of :meth:`params` without any numbers.
@@ -120,7 +123,9 @@ class Net:
         must look like.
         """
         # A module may have been moved to another type.
-        dtypes = [owner[key].dtype for owner, key in self._slots]
+        dtypes = []
+        for owner, key in self._slots:
+            dtypes.append(owner[key].dtype)
         if dtypes != self._blank_dtypes:
             self._blank_dtypes = dtypes
             self._blank = {}

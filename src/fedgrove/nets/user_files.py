@@ -44,7 +44,11 @@ def find_user_file(cls: type) -> UserFile | None:
 
 def find_files_in_pickle(pickled: bytes) -> list[Path]:
     """Return the files whose classes pickled bytes name; another process imports them first."""
-    return [Path(file.path) for name, file in _FILES.items() if name.encode() in pickled]
+    files = []
+    for name, file in _FILES.items():
+        if name.encode() in pickled:
+            files.append(Path(file.path))
+    return files
 
 
 def build_user_net(

@@ -61,7 +61,10 @@ def make_comparison_report(
     """
     folder, names = split_common_folder([each.run for each in runs])
     runs = [replace(each, run=name) for each, name in zip(runs, names, strict=True)]
-    finished = [each.summary for each in runs if each.summary is not None]
+    finished = []
+    for each in runs:
+        if each.summary is not None:
+            finished.append(each.summary)
     unfinished = len(runs) - len(finished)
     groups = seed_averages.average_over_seeds({each.run: each.summary for each in runs})
     sections = _make_sections(groups, runs)

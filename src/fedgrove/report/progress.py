@@ -366,7 +366,9 @@ def _status_charts(run: RunStatus) -> list[Chart]:
     is_share = run.score.endswith("%")
     factor = 100 if is_share else 1
     unit = "score %" if is_share else "score"
-    scores = [(at, factor * value) for at, value in run.scores]
+    scores = []
+    for at, value in run.scores:
+        scores.append((at, factor * value))
     charts = []
     if len(scores) > 1:
         charts.append(_draw_curve("Mean score by round, before fine-tuning", scores, unit))

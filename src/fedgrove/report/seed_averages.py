@@ -328,7 +328,9 @@ def _shorten_groups(groups: Sequence[Group]) -> list[Group]:
     short = dict(zip(labels, split_common_folder(labels)[1], strict=True))
     renamed: list[Group] = []
     for group in groups:
-        pairs = [{**pair, "against": short[pair["against"]]} for pair in group["paired"]]
+        pairs = []
+        for pair in group["paired"]:
+            pairs.append({**pair, "against": short[pair["against"]]})
         renamed.append({**group, "group": short[group["group"]], "paired": pairs})
     return renamed
 

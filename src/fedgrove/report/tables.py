@@ -202,7 +202,9 @@ class Scores(NamedTuple):
         mean = values.get(f"{metric}_mean")
         if mean is None:
             return cls(*kind)
-        rest = [values.get(f"{metric}_{name}", 0.0) for name in ("std", "worst", "worst10")]
+        rest = []
+        for name in ("std", "worst", "worst10"):
+            rest.append(values.get(f"{metric}_{name}", 0.0))
         return cls(*kind, mean, *rest)
 
     @classmethod
@@ -394,10 +396,15 @@ def _split_options(summaries: Sequence[Summary]) -> tuple[list[str], str]:
     different = []
     common = []
     for name in OPTIONS_SHOWN:
-        given = [summary[name] for summary in summaries if name in summary]
+        given = []
+        for summary in summaries:
+            if name in summary:
+                given.append(summary[name])
         if not given or all(value == USUAL.get(name) for value in given):
             continue
-        values = {str(summary.get(name, USUAL.get(name, ""))) for summary in summaries}
+        values = set()
+        for summary in summaries:
+            values.add(str(summary.get(name, USUAL.get(name, ""))))
         if len(values) > 1:
             different.append(name)
         elif values != {"none"}:

@@ -168,7 +168,10 @@ def find_times(curves: Sequence[Curve], wanted: float | None = None) -> dict[str
 
 def _average_times(label: str, times: Sequence[float | None]) -> dict[str, Any]:
     """Average over seeds, if all runs reached the target."""
-    reached = [seconds for seconds in times if seconds is not None]
+    reached = []
+    for seconds in times:
+        if seconds is not None:
+            reached.append(seconds)
     mean = None
     std = None
     if len(reached) == len(times):

@@ -239,7 +239,7 @@ class TreeFiles:
 def _write_tree(tree: Mapping[str, Tensor], folder: Path, there: set[str]) -> _WrittenTree:
     """Write a tree, unless its file is there."""
     refs = tuple(weakref.ref(leaf) for leaf in tree.values())
-    marks = tuple(mark_tensor(leaf) for leaf in tree.values())
+    marks = tuple(map(mark_tensor, tree.values()))
     return _WrittenTree(refs, marks, write_named_tree(folder, STEM, tree, there))
 
 
@@ -360,7 +360,9 @@ def _is_whole(content: Mapping[str, Any]) -> bool:
 
 def versions_of(memory: Memory) -> dict[str, dict[str, str]]:
     """Return a manifest's entries for clients' memories: files of the checkpoint, or elsewhere."""
-    versions = {str(client): version for client, version in memory.files.items()}
+    versions = {}
+    for client, version in memory.files.items():
+        versions[str(client)] = version
     if memory.elsewhere:
         return {"memory": {}, "memory_elsewhere": versions}
     return {"memory": versions}

@@ -169,7 +169,9 @@ class Stopwatch:
         }
         if self._slowest is not None:
             client, taken = self._slowest
-            spent = {name: round(value, DIGITS) for name, value in taken._asdict().items()}
+            spent = {}
+            for name, value in taken._asdict().items():
+                spent[name] = round(value, DIGITS)
             parts["slowest"] = {"client": client, **spent}
         return parts
 
@@ -218,7 +220,10 @@ def make_notes(run: Run, end: float) -> list[str]:
     for client in run.federation.ids:
         if len(trace[client].seconds) > 1:
             ends.append(trace[client].seconds[-1])
-    ended = [last for last in ends if last < end]
+    ended = []
+    for last in ends:
+        if last < end:
+            ended.append(last)
     if not ended:
         return []
     return [

@@ -205,7 +205,10 @@ class RunFolder:
 
     def _parse_lines(self, lines: list[bytes]) -> list[dict[str, Any]]:
         # A last line without its newline was cut short by a kill, and does not count.
-        whole = [line for line in lines if line.endswith(b"\n")]
+        whole = []
+        for line in lines:
+            if line.endswith(b"\n"):
+                whole.append(line)
         return [files.parse_json(line, self._metrics_path) for line in whole]
 
     def _check_lines(self, lines: list[bytes], manifest: Manifest) -> bytes:
@@ -294,7 +297,10 @@ class RunFolder:
         is_due = time.monotonic() - self._synced_at >= SYNC_EVERY
         new = Manifest({"format": FORMAT, "synced": is_due, **content})
         if is_due:
-            on_disk = [known.files for known in (old, previous) if known and known.synced]
+            on_disk = []
+            for known in (old, previous):
+                if known and known.synced:
+                    on_disk.append(known.files)
             self._sync(new.files.difference(*on_disk))
         # Until all is written, nobody knows what is there.
         self._committed = (None, None)
@@ -403,7 +409,10 @@ class RunFolder:
             manifest, committed = self._choose_checkpoint(lines)
         if b"".join(lines) != committed:
             write_bytes(self._metrics_path, committed)
-        known = [each for each in (manifest, find_manifest(self._previous)) if each is not None]
+        known = []
+        for each in (manifest, find_manifest(self._previous)):
+            if each is not None:
+                known.append(each)
         self._delete_all_but(set().union(*(each.files for each in known)))
         return manifest
 

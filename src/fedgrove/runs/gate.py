@@ -432,7 +432,11 @@ def _names_by_kind(packet: Packet) -> dict[str, tuple[str, ...]]:
             names[""].append(name)
         elif leaf.is_floating_point():
             names[STATISTICS].append(name)
-    return {kind: tuple(those) for kind, those in names.items() if those}
+    by_kind = {}
+    for kind, those in names.items():
+        if those:
+            by_kind[kind] = tuple(those)
+    return by_kind
 
 
 def _is_new(leaf: Tensor, before: Tensor | None) -> bool:

@@ -121,7 +121,9 @@ class Member:
             **ledger.parts(),
         }
         if ledger.by_name:
-            by_task = {name: own.totals() for name, own in sorted(ledger.by_name.items())}
+            by_task = {}
+            for name, own in sorted(ledger.by_name.items()):
+                by_task[name] = own.totals()
             self.line["bytes_tasks"] = by_task
         self.line |= self.exchange.tally.to_line()
         self.line |= watch.to_line()
@@ -163,7 +165,10 @@ class Member:
         scored = len(keep_scored(reports))
         if scored < len(tasks):
             unscored = {**admission.tally.lost, **admission.tally.refused}
-            untested = [report.of for report in reports if "test0" not in report.metrics]
+            untested = []
+            for report in reports:
+                if "test0" not in report.metrics:
+                    untested.append(report.of)
             if untested:
                 unscored["no test examples"] = untested
             self.line["scored"] = scored
@@ -269,7 +274,11 @@ def train_alone(member: Member, engine: Engine) -> dict[str, Any]:
 
 
 def _without_errors(members: Iterable[Member]) -> list[Member]:
-    return [member for member in members if member.error is None]
+    without_errors = []
+    for member in members:
+        if member.error is None:
+            without_errors.append(member)
+    return without_errors
 
 
 def _advance(members: Sequence[Member], engine: Engine) -> None:

@@ -197,7 +197,10 @@ class Model:
         if channels is None:
             return np.asarray(frame.to_numpy())
         names = {str(name): name for name in frame.columns}
-        lacking = [name for name in channels if name not in names]
+        lacking = []
+        for name in channels:
+            if name not in names:
+                lacking.append(name)
         if lacking:
             raise InputError(
                 f"the frame you gave has no column {', '.join(lacking)}; this model takes "
@@ -264,7 +267,7 @@ def _as_given(labels: Sequence[str]) -> Array:
         return np.array([label == "True" for label in labels])
     are_whole = all(label.removeprefix("-").isdecimal() for label in labels)
     if are_whole and all(str(int(label)) == label for label in labels):
-        return np.array([int(label) for label in labels])
+        return np.array(list(map(int, labels)))
     return np.array(labels)
 
 
@@ -368,7 +371,7 @@ def shared_model(
     entries = [entry for entry in about["clients"].values() if entry.get("group") == group]
     tasks = {entry.get("task") for entry in entries}
     if len(tasks) > 1:
-        named = ", ".join(sorted(str(task) for task in tasks))
+        named = ", ".join(sorted(map(str, tasks)))
         raise InputError(
             f"the model that clients share is for several tasks ({named}), which read its outputs "
             "each in its own way; take that of a client, as result.model(0)."
@@ -378,7 +381,10 @@ def shared_model(
     # Of a client whose data could not be made it is not known how many it has.
     preparation = pooled(preparations, [int(entry.get("examples", 0)) for entry in entries])
     # What one client does not know, another may.
-    entry = {key: value for key, value in entries[0].items() if key != "allowed"}
+    entry = {}
+    for key, value in entries[0].items():
+        if key != "allowed":
+            entry[key] = value
     return _model(about, entry, filled(module, tree, who), who, preparation)
 
 
@@ -467,7 +473,7 @@ def client_number(client: Any, names: Mapping[int, str], where: str) -> int:
 def _no_client(client: Any, names: Mapping[int, str], where: str) -> InputError:
     are_named = any(name != str(number) for number, name in names.items())
     near = difflib.get_close_matches(str(client), list(names.values()), n=3, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else "."
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if not are_named:
         return InputError(
             f"there is no client {client} in {where}; its {len(names)} clients are {min(names)} "

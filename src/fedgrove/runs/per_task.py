@@ -91,13 +91,19 @@ class PerTask:
         """The tasks of the next exchange, those of one true task after those of another."""
         planned: list[Task] = []
         for task, own in self._due(state):
-            drawn = [k for k in cohort if self.task_of(k, state.round) == task]
+            drawn = []
+            for k in cohort:
+                if self.task_of(k, state.round) == task:
+                    drawn.append(k)
             planned += self._planned(state, task, own, drawn)
         if planned:
             return planned
         # Only tasks that lag behind are left, and nobody of theirs was drawn: the first ones go.
         for task, own in self._due(state):
-            members = [k for k in self.clients if self.task_of(k, state.round) == task]
+            members = []
+            for k in self.clients:
+                if self.task_of(k, state.round) == task:
+                    members.append(k)
             planned += self._planned(state, task, own, members[: len(cohort)])
         return planned
 
@@ -141,7 +147,11 @@ class PerTask:
     def _planned(self, state: TaskStates, task: str, own: Any, cohort: Sequence[int]) -> list[Task]:
         """What the method plans for a task; who has switched away from it is left out."""
         planned = self.method.plan(own, cohort)
-        return [each for each in planned if self.task_of(each.to, state.round) == task]
+        of_task = []
+        for each in planned:
+            if self.task_of(each.to, state.round) == task:
+                of_task.append(each)
+        return of_task
 
 
 def states_by_task(state: Any) -> dict[str, Any]:

@@ -283,7 +283,10 @@ def _apply_mask(value: Tensor, packet: Packet, leaf: str) -> Tensor:
 
 def _find_shrink(changes: Mapping[str, Tree], clip: float) -> float:
     """Return the factor that makes all changes together no longer than ``clip``."""
-    squares = [(leaf * leaf).sum() for change in changes.values() for leaf in change.values()]
+    squares = []
+    for change in changes.values():
+        for leaf in change.values():
+            squares.append((leaf * leaf).sum())
     length = math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0
     if not math.isfinite(length):
         return 0.0

@@ -106,7 +106,9 @@ class Result:
         if client is None:
             return self._shared(about, group)
         files = self.folder.models()
-        names = {k: str(about["clients"][str(k)]["name"]) for k in sorted(files)}
+        names = {}
+        for k in sorted(files):
+            names[k] = str(about["clients"][str(k)]["name"])
         number = client_number(client, names, str(self.folder.path))
         module = self._module(about)
         return client_model(about, number, self.folder.tree(files[number]), module)
@@ -140,7 +142,9 @@ class Result:
         # Some clients may have none of the server's: then there is none for all.
         is_for_all = len(groups) == 1 and len(members[0]) == len(about["clients"])
         if group is None and not is_for_all:
-            listed = [f"group {number}: {list_some(names)}" for number, names in members.items()]
+            listed = []
+            for number, names in members.items():
+                listed.append(f"group {number}: {list_some(names)}")
             raise InputError(
                 f"{method} has no model for all clients, but one for groups of them "
                 f"({'; '.join(listed)}); say which, as result.model(group=0), or name a client."
@@ -149,7 +153,7 @@ class Result:
         if chosen not in groups:
             raise InputError(
                 f"there is no group {chosen} of several clients; there are: "
-                f"{', '.join(str(number) for number in groups)}."
+                f"{', '.join(map(str, groups))}."
             )
         return shared_model(about, chosen, self.folder.tree(groups[chosen]), self._module(about))
 

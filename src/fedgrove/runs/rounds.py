@@ -73,7 +73,11 @@ class Tally:
             "refused": self.refused,
             "why": self.sentences,
         }
-        return {key: dict(sorted(value.items())) for key, value in entries.items() if value}
+        filled = {}
+        for key, value in entries.items():
+            if value:
+                filled[key] = dict(sorted(value.items()))
+        return filled
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,10 @@ def plan_scoring(
     """
     if packets is None:
         packets = run.deliver_to(state, run.scored)
-    return [complete_task(run, Task(k, packets[k], verb=verb), state.round) for k in run.scored]
+    tasks = []
+    for k in run.scored:
+        tasks.append(complete_task(run, Task(k, packets[k], verb=verb), state.round))
+    return tasks
 
 
 def complete_task(run: Run, task: Task, round: int, attempt: int = 0) -> Task:

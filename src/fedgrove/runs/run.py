@@ -213,7 +213,10 @@ class Run:
                 return drawn
             # Weights from a file are kept: another head is enough to tell models apart.
             head = self.net.layout.head
-            return {name: drawn[name] if name in head else self.params[name] for name in drawn}
+            params = {}
+            for name in drawn:
+                params[name] = drawn[name] if name in head else self.params[name]
+            return params
 
         return Setup(
             params=self.params,

@@ -165,7 +165,9 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
 
     def expected(task: Task, net: Net) -> ExpectedReport:
         # A client without test examples has none of these.
-        values = {f"test{epochs}": net.problem.value_range for epochs in lengths}
+        values = {}
+        for epochs in lengths:
+            values[f"test{epochs}"] = net.problem.value_range
         numbers = {"density": (0.0, 1.0), "params": (0.0, math.inf)}
         return ExpectedReport(metrics=numbers, optional=values)
 
@@ -214,7 +216,11 @@ def spread(
 def keep_scored(reports: Sequence[Report], lengths: Sequence[int] = (0,)) -> list[Report]:
     """Return the reports of clients that have test examples, and so a score at each length."""
     names = {f"test{epochs}" for epochs in lengths}
-    return [report for report in reports if names <= report.metrics.keys()]
+    complete = []
+    for report in reports:
+        if names <= report.metrics.keys():
+            complete.append(report)
+    return complete
 
 
 def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict[str, Any]:
@@ -245,7 +251,9 @@ def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict
 
 def spread_scores(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[str, float]:
     """Return the :func:`spread` of the scores after some epochs of fine-tuning."""
-    values = [report.metrics[f"test{epochs}"] for report in reports]
+    values = []
+    for report in reports:
+        values.append(report.metrics[f"test{epochs}"])
     return spread(values, metric.name, metric.more_is_better)
 
 
@@ -254,9 +262,14 @@ def summarise_tasks(
 ) -> dict[str, dict[str, Any]]:
     """Return the scores of each task of a mixed federation, after some epochs of fine-tuning."""
     found: dict[str, dict[str, Any]] = {}
-    task_of = {report.of: run.task_of(report.of, at_round) for report in reports}
+    task_of = {}
+    for report in reports:
+        task_of[report.of] = run.task_of(report.of, at_round)
     for task in problem.tasks:
-        own = [report for report in reports if task_of[report.of] == task.name]
+        own = []
+        for report in reports:
+            if task_of[report.of] == task.name:
+                own.append(report)
         # A sample may have no client of a task, or none could be scored.
         if not own:
             continue
@@ -278,7 +291,10 @@ def mean_if_reported(reports: Sequence[Report], name: str) -> float | None:
     A client without validation examples does not report their metric; nor does any client a loss
     that is not finite.
     """
-    numbers = [report.metrics[name] for report in reports if name in report.metrics]
+    numbers = []
+    for report in reports:
+        if name in report.metrics:
+            numbers.append(report.metrics[name])
     if not numbers:
         return None
     return round(math.fsum(sorted(numbers)) / len(numbers), 8)

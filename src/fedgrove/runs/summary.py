@@ -325,7 +325,10 @@ def _make_notes(
             reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
             notes.append(f"{sum(counts.values())} answers {key}: {reasons}")
         for reason in counts:
-            sentences = [line["why"][reason] for line in lines if reason in line.get("why", {})]
+            sentences = []
+            for line in lines:
+                if reason in line.get("why", {}):
+                    sentences.append(line["why"][reason])
             notes.extend(f"{reason}: {sentence}" for sentence in sentences[:1])
     if isinstance(run.method, WithPrediction):
         notes.append(

@@ -261,7 +261,7 @@ def crowd_federation(choices: Choices, defaults: Defaults) -> Federation:
         "crowd",
         LazyClients(make, choices.clients, make.info),
         classes=CROWD_CLASSES,
-        labels=tuple(str(label) for label in range(CROWD_CLASSES)),
+        labels=tuple(map(str, range(CROWD_CLASSES))),
         shape=CROWD_SHAPE,
         defaults=defaults,
         notes=GENERATED,

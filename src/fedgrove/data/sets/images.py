@@ -352,7 +352,7 @@ def _cifar_download(archive: str, md5: str) -> tuple[Download, ...]:
 
 def make_cifar100(arrays: Arrays) -> Dataset:
     """Make the data set of CIFAR-100, of which only a third may be available."""
-    labels = [str(label) for label in range(100)]
+    labels = list(map(str, range(100)))
     make = _image_dataset(labels, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
     dataset = make(arrays)
     # The packed subset is read if the whole set is not available.

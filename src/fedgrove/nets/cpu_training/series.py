@@ -208,7 +208,7 @@ class _Sizes(NamedTuple):
     @property
     def numbers(self) -> int:
         """How many numbers all arrays have together."""
-        return sum(_room(shape) for shape in self.shapes.values())
+        return sum(map(_room, self.shapes.values()))
 
 
 def _room(shape: tuple[int, ...]) -> int:
