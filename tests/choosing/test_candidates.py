@@ -50,7 +50,7 @@ def test_without_a_budget_or_small_devices() -> None:
     assert names[:4] == ["local", "fedavg", "ditto", "fedchar"]
     assert {"stc", "ca-afp", "adfedwcp", "fedlayerprune", "grove"} <= set(names)
     assert sorted(left_out) == ["fedapta", "fedbn", "heterofl"]
-    assert left_out["fedbn"] == "it is made for nets with norm layers, and here are none."
+    assert left_out["fedbn"] == "it is made for nets with norm layers, and there are none here."
 
 
 def test_a_net_with_norm_layers() -> None:

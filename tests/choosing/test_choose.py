@@ -178,7 +178,7 @@ def test_the_page_shows_validation_scores(chosen: Choice) -> None:
     assert chosen.path is not None
     page = (chosen.path / "report.html").read_text()
     assert f"Take {chosen.pick}" in page
-    assert "All scores on this page are of validation data" in page
+    assert "All scores on this page are on validation data" in page
     dropped = [row["method"] for row in chosen.rows if not row["went_on"]]
     assert ("Tried on one seed, and not on this page" in page) == bool(dropped)
 
@@ -321,7 +321,7 @@ def test_commands_are_quoted() -> None:
         "--engine pool --timeout 3.0 --data-dir 'my sets' --set budget=900B"
     )
     # A net that was made in Python has no name: the call in Python then.
-    asked.words = {"data": "my data.csv", "net": torch.nn.Linear(1, 1)}
+    asked.run_options = {"data": "my data.csv", "net": torch.nn.Linear(1, 1)}
     assert command(asked, pick) == (
         "fedgrove.run('grove', data='my data.csv', net=..., rounds=5, finetune=[3], "
         "engine='pool', timeout=3.0, data_dir='my sets', set=['budget=900B'])"

@@ -84,11 +84,11 @@ def test_a_budget_too_small_for_grove_says_which_would_do(
         ("--budget much", "budget is 'much'; it must be bytes for one client in the whole run"),
         (
             "--budget 10B --methods fedavg,stc",
-            "none of the methods fits what was asked for. fedavg: a client would send and receive",
+            "none of the methods fits. fedavg: a client would send and receive",
         ),
         ("--methods fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'?"),
         ("--methods fedavg,fedavg", "methods is 'fedavg,fedavg'; it must be each of them once."),
-        ("--clients 1", "there is one client, and nobody to train together with;"),
+        ("--clients 1", "there is only one client;"),
         (
             "--validation 0",
             "--validation is 0.0; it must be above 0, as the choice is made on validation data",
@@ -132,7 +132,10 @@ def test_an_interruption_says_how_to_go_on(here: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Interrupted. What is trained is kept; the same words with --out mine go on" in err
+    assert (
+        "Interrupted. What is trained is kept; to continue, repeat the command with --out mine"
+        in err
+    )
 
 
 def test_it_takes_every_option_of_the_command() -> None:
@@ -142,7 +145,7 @@ def test_it_takes_every_option_of_the_command() -> None:
 
 def test_the_page_names_all_words_of_run_that_are_refused() -> None:
     page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
-    refused_words = page.split("Refused: ")[1].split("\n\n")[0]
+    refused_words = page.split("These options are refused:")[1].split("\n\n")[0]
     named = set(re.findall(r"`--([a-z-]+)`", refused_words)) - {"methods", "seeds"}
     ours = {field.name for field in typed_options(ChooseCommand)}
     theirs = {field.name for field in typed_options(RunCommand)}

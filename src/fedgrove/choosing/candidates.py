@@ -1,7 +1,7 @@
-"""Who is tried: a short list, less those that what was said of data, budget and devices rules out.
+"""The methods to try: a short list, without those that the data, budget or devices rule out.
 
-What a method cannot do it says itself: it is planned on the data, and its own refusal is the
-reason. Here stand only the bytes and memory that a person has, and whom it would be idle to try.
+Each method is planned on the data, and its own refusal is the reason to leave it out. This module
+checks only the bytes and the memory, and which methods would show nothing new.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MADE_FOR = {
     DEVICES: "devices too small or slow for the whole net",
     TASKS: "several tasks",
 }
-"""What is said where a method is for something that is not there."""
+"""What a method is made for, in the sentence that says why it is left out."""
 RESERVE = 0.9
 """The part of a budget that is given to a method that spends one: runs land within a tenth."""
 SHORTEST_CODE = 0.5
@@ -54,8 +54,8 @@ class Candidate:
 CANDIDATES = (
     Candidate("local", "every client alone: the line to beat"),
     Candidate("fedavg", "one model for all"),
-    Candidate("ditto", "a personal model beside one for all"),
-    Candidate("fedchar", "a personal model beside its group's"),
+    Candidate("ditto", "a personal model next to one for all"),
+    Candidate("fedchar", "a personal model next to its group's"),
     Candidate("fedbn", "one model, norm layers stay with the client", (NORMS,)),
     Candidate("stc", "one model by sparse messages both ways"),
     Candidate("ca-afp", "a sparse model for each group"),
@@ -83,6 +83,7 @@ class Chosen:
         texts = [*common, *self.settings]
         if self.spends_budget:
             assert budget is not None
+            # In whole bytes, without an exponent, as sizes are parsed.
             texts.append(f"budget={RESERVE * budget * share:.0f}B")
         return with_settings(methods.make(self.method), texts, recipe)
 
@@ -103,6 +104,7 @@ class Situation:
         """The situation of a run that was planned."""
         run = planned.run
         layout = run.net.layout
+        # Of a plain training step; what a method keeps besides is not counted.
         memory = layout.memory(recipe.batch, recipe.optimiser.slots)
         # Of very many clients those that are scored are looked at.
         devices = [run.federation.info(client) for client in run.scored]
@@ -129,8 +131,8 @@ def fitting(
 ) -> tuple[list[Chosen], dict[str, str]]:
     """The methods to try on the data of ``base``, and why each other one is left out.
 
-    ``names`` are those that a person asked for, in place of the list here; ``common`` are settings
-    of all. What is wrong for every method is raised.
+    ``names`` replace the list in this module; ``common`` are settings of all methods. An error that
+    every method would have is raised.
     """
     recipe = federations.recipe(base)
     known = {candidate.method: candidate for candidate in CANDIDATES}
@@ -140,18 +142,25 @@ def fitting(
     for candidate in asked:
         # An unknown name is a mistake, and not a method that does not fit.
         methods.make(candidate.method)
+    # Local training fits all data: an error here is one that every method would have.
     alone = with_settings(methods.make("local"), common, recipe)
     planned = plan(replace(base, method=alone), Path(), federations)
     situation = Situation.of(planned, alone.local or recipe)
     chosen = []
     left_out = {}
     for candidate in asked:
-        why = _why_useless(candidate, situation) if names is None else ""
+        why = ""
+        # A method that was named is tried even if it is made for something else.
+        if names is None:
+            why = _why_useless(candidate, situation)
         why = why or _why_too_large(candidate, situation)
         if not why:
-            settings = (candidate.fitting,) if candidate.fitting and situation.small else ()
-            fit = Chosen(candidate.method, settings)
+            fit = Chosen(candidate.method)
+            if candidate.fitting and situation.small:
+                fit = Chosen(candidate.method, (candidate.fitting,))
             try:
+                # A refusal of one method is its reason to be left out; the others
+                # are still tried.
                 fit, why = _fit_budget(fit, base, common, recipe, budget, federations)
             except InputError as error:
                 why = str(error)
@@ -167,7 +176,7 @@ def _why_useless(candidate: Candidate, situation: Situation) -> str:
     if not candidate.made_for or situation.there.intersection(candidate.made_for):
         return ""
     purposes = [MADE_FOR[each] for each in candidate.made_for]
-    return f"it is made for {' or '.join(purposes)}, and here are none."
+    return f"it is made for {' or '.join(purposes)}, and there are none here."
 
 
 def _why_too_large(candidate: Candidate, situation: Situation) -> str:
@@ -199,6 +208,7 @@ def _fit_budget(
         return fit, ""
     run = planned.run
     counted = count_paper_bytes(run.method, run.net, len(run.infos), run.cohort, run.rounds)
+    # Without a count beforehand only a trial can show the bytes.
     if counted is None:
         return fit, ""
     each = counted / len(run.infos)
@@ -210,7 +220,10 @@ def _fit_budget(
         except BudgetError as error:
             return fit, _explain_budget(error.needed, budget, run.rounds)
         return fit, ""
-    least = each if isinstance(method.codec, Dense) else SHORTEST_CODE * each
+    # Numbers that are sent as they are take exactly what was counted.
+    least = each
+    if not isinstance(method.codec, Dense):
+        least = SHORTEST_CODE * each
     if least > budget:
         return fit, (
             f"a client would send and receive at least {size(least)} in "
@@ -233,7 +246,9 @@ def _explain_budget(needed: float, budget: float, rounds: int) -> str:
 
 def parse_budget(text: str | None) -> float | None:
     """A budget in bytes, for one client and the whole run, both ways."""
-    return None if text is None else parse_size(text)
+    if text is None:
+        return None
+    return parse_size(text)
 
 
 def size(n: float) -> str:

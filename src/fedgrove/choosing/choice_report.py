@@ -7,7 +7,7 @@ import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import methods
 from ..errors import FolderWarning
@@ -23,6 +23,33 @@ from .decision import Margin, Trial, measure_margin, predict_full_score
 
 if TYPE_CHECKING:
     from .choose import ChoicePlan
+
+
+class ScoreFormat(NamedTuple):
+    """How scores of one kind are written."""
+
+    factor: int
+    digits: str
+    lead_digits: str
+    percent: str
+    """Stands after a score."""
+    points: str
+    """Stands after a difference of two scores: of percents it is in points, not in percent."""
+
+    def write(self, score: float) -> str:
+        """A score without its unit, for a cell of a table."""
+        return f"{self.factor * score:{self.digits}}"
+
+
+SHARES = ScoreFormat(100, ".1f", ".1f", " %", " points")
+NUMBERS = ScoreFormat(1, ".4g", ".3g", "", "")
+
+
+def choose_format(is_share: bool) -> ScoreFormat:
+    """Shares, as accuracy, are written in percent; other metrics as they are."""
+    if is_share:
+        return SHARES
+    return NUMBERS
 
 
 # ---- what was found ------------------------------------------------------------------------------
@@ -70,11 +97,18 @@ def describe_plan(planned: ChoicePlan) -> dict[str, Any]:
 def _metric(planned: ChoicePlan) -> tuple[str, bool]:
     problem: Any = planned.federations.of(planned.base).problem
     tasks = getattr(problem, "tasks", None)
-    metric = problem.metric if tasks is None else tasks[0].problem.metric
+    if tasks is None:
+        metric = problem.metric
+    else:
+        # All tasks have the same metric: other mixtures were refused before the trials.
+        metric = tasks[0].problem.metric
     return metric.name, bool(metric.describe()["share"])
 
 
 def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
+    model_bytes = None
+    if trial.model_bytes is not None:
+        model_bytes = round(trial.model_bytes)
     return {
         "method": trial.method,
         "went_on": is_judged,
@@ -84,7 +118,7 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
         "worst_tenth": round(trial.worst_tenth, 6),
         "heading": round(predict_full_score(trial, planned.rounds), 6),
         "bytes_each": round(trial.bytes_each),
-        "model_bytes": None if trial.model_bytes is None else round(trial.model_bytes),
+        "model_bytes": model_bytes,
         "seconds": round(trial.seconds, 1),
     }
 
@@ -92,10 +126,8 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
 def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str:
     """Say which method to take, why, by how much it is ahead, and how certain that is."""
     pick = final[0]
-
-    def shown(value: float) -> str:
-        return f"{100 * value:.1f} %" if is_share else f"{value:.4g}"
-
+    style = choose_format(is_share)
+    score = f"{style.write(pick.score)}{style.percent}"
     tuning = ""
     if pick.epochs:
         tuning = f" with {count(pick.epochs, 'epoch')} of fine-tuning on the device"
@@ -105,11 +137,11 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str
     if planned.budget is not None:
         spent += f", of a budget of {size(planned.budget)}"
     parts = [
-        f"Take {pick.method}{tuning}: {shown(pick.score)} on validation data after {pick.rounds} "
+        f"Take {pick.method}{tuning}: {score} on validation data after {pick.rounds} "
         f"of {count(planned.rounds, 'round')}{spent}."
     ]
     if len(final) > 1:
-        parts.append(_explain_lead(measure_margin(pick, final[1]), final[1].method, is_share))
+        parts.append(_explain_lead(measure_margin(pick, final[1]), final[1].method, style))
     cheaper = _find_cheaper(final)
     if cheaper is not None:
         parts.append(
@@ -125,17 +157,17 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str
     return " ".join(parts)
 
 
-def _explain_lead(lead: Margin, other: str, is_share: bool) -> str:
-    factor = 100 if is_share else 1
-    unit = " points" if is_share else ""
-    digits = ".1f" if is_share else ".3g"
-    error = "" if lead.error is None else f" ± {factor * lead.error:{digits}}"
+def _explain_lead(lead: Margin, other: str, style: ScoreFormat) -> str:
+    digits = style.lead_digits
+    error = ""
+    if lead.error is not None:
+        error = f" ± {style.factor * lead.error:{digits}}"
     seeds = f"all seeds; ahead on {lead.seeds_ahead} of {lead.seeds}"
     if lead.is_one_seed:
         seeds = "one seed"
+    ahead = f"{style.factor * lead.lead:{digits}}{error}{style.points}"
     measured = (
-        f"It is {factor * lead.lead:{digits}}{error}{unit} ahead of {other} (paired over "
-        f"{count(lead.clients, 'client')} of {seeds})"
+        f"It is {ahead} ahead of {other} (paired over {count(lead.clients, 'client')} of {seeds})"
     )
     if lead.is_clear:
         return f"{measured}, which is clear."
@@ -150,11 +182,13 @@ def _find_cheaper(final: Sequence[Trial]) -> Trial | None:
     """The method that sends least, under half of the pick, among those within its noise."""
     pick = final[0]
     found = None
+    # A saving of less than half would not pay for a method that may be a little worse.
+    bytes_to_beat = pick.bytes_each / 2
     for other in final[1:]:
         is_as_good = measure_margin(pick, other).is_noise
-        bytes_to_beat = pick.bytes_each / 2 if found is None else found.bytes_each
         if is_as_good and other.bytes_each < bytes_to_beat:
             found = other
+            bytes_to_beat = other.bytes_each
     return found
 
 
@@ -165,7 +199,10 @@ def _find_rising(final: Sequence[Trial], full_rounds: int) -> Trial | None:
     ahead = pick.sign * (
         predict_full_score(furthest, full_rounds) - predict_full_score(pick, full_rounds)
     )
-    return furthest if ahead > 0 else None
+    # Not >=: where the pick itself is furthest there is nothing to report.
+    if ahead > 0:
+        return furthest
+    return None
 
 
 def plain(value: Any) -> Any:
@@ -186,7 +223,8 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
     if fit.spends_budget:
         assert planned.budget is not None
         settings.append(f"budget={RESERVE * planned.budget:.0f}B")
-    given = {**planned.words, "rounds": planned.rounds, "finetune": (pick.epochs,)}
+    # Later entries win: the number of epochs that was best replaces the list that was tried.
+    given = {**planned.run_options, "rounds": planned.rounds, "finetune": (pick.epochs,)}
     if not pick.epochs:
         given.pop("finetune")
     given |= planned.running
@@ -196,13 +234,17 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
     words = ["fedgrove", "run", pick.method]
     for word, value in given.items():
         if word == "standardise":
-            words += [] if value else ["--no-standardise"]
+            # It is on unless it is switched off, so only the negative flag is ever needed.
+            if not value:
+                words.append("--no-standardise")
         elif value is True:
             words.append(f"--{word.replace('_', '-')}")
         elif value is not False:
-            is_list = isinstance(value, list | tuple)
-            text = ",".join(map(str, value)) if is_list else str(value)
+            text = str(value)
+            if isinstance(value, list | tuple):
+                text = ",".join(map(str, value))
             words += [f"--{word.replace('_', '-')}", text]
+    # Settings after options, and every word quoted: a path or a setting may have spaces.
     for setting in settings:
         words += ["--set", setting]
     return " ".join(shlex.quote(word) for word in words)
@@ -217,7 +259,9 @@ def _write_python_call(method: str, given: Mapping[str, Any], settings: Sequence
     """The call in Python, where a value was made in Python; ``...`` stands for that value."""
     words = [repr(method)]
     for word, value in given.items():
-        text = "..." if _is_object(value) else repr(plain(value))
+        text = "..."
+        if not _is_object(value):
+            text = repr(plain(value))
         words.append(f"{word}={text}")
     if settings:
         words.append(f"set={list(settings)!r}")
@@ -231,7 +275,9 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     """Print a choice; of a plan, the methods that would be tried."""
     if "would_try" in found:
         seeds = len(found["seeds"])
-        then = f"; then those that go on, on {seeds} seeds" if seeds > 1 else ""
+        then = ""
+        if seeds > 1:
+            then = f"; then those that go on, on {seeds} seeds"
         print_text(
             f"would try {', '.join(found['would_try'])}: {count(found['trial_rounds'], 'round')} "
             f"each, of {found['full_rounds']} in full, on one seed{then}"
@@ -282,7 +328,8 @@ def _print_left_out(left_out: Mapping[str, str]) -> None:
 
 
 def _columns(found: Mapping[str, Any]) -> list[Column]:
-    percent = "\n%" if found["share"] else ""
+    # A line of its own keeps the column narrow.
+    percent = choose_format(found["share"]).percent.replace(" ", "\n")
     columns = [
         Column("method", is_name=True),
         Column("seeds", 1),
@@ -299,15 +346,22 @@ def _columns(found: Mapping[str, Any]) -> list[Column]:
 
 
 def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    is_pick = row["method"] == found["pick"]
+    name = row["method"]
+    if name == found["pick"]:
+        name = f"{name} *"
+    # Models that cannot be exported have no size.
+    kilobytes = "-"
+    if row["model_bytes"] is not None:
+        kilobytes = format_kilobytes(row["model_bytes"])
+    style = choose_format(found["share"])
     cells = [
-        f"{row['method']} *" if is_pick else row["method"],
+        name,
         str(len(row["seeds"])),
         str(row["epochs"]),
-        _score(row["score"], found),
-        _score(row["worst_tenth"], found),
+        style.write(row["score"]),
+        style.write(row["worst_tenth"]),
         size(row["bytes_each"]),
-        "-" if row["model_bytes"] is None else format_kilobytes(row["model_bytes"]),
+        kilobytes,
         f"{row['seconds']:.1f}",
     ]
     if found["budget"] is not None:
@@ -315,17 +369,13 @@ def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     return cells
 
 
-def _score(value: float, found: Mapping[str, Any]) -> str:
-    return f"{100 * value:.1f}" if found["share"] else f"{value:.4g}"
-
-
 def _print_hindsight(found: Mapping[str, Any]) -> None:
     back = found["hindsight"]
-    percent = " %" if found["share"] else ""
+    style = choose_format(found["share"])
     columns = [
         Column("in full, on test data", is_name=True),
         Column("tuned\nepochs"),
-        Column(f"{found['metric']}{percent}"),
+        Column(f"{found['metric']}{style.percent}"),
         Column("bytes of\na client"),
     ]
     has_budget = found["budget"] is not None
@@ -336,11 +386,14 @@ def _print_hindsight(found: Mapping[str, Any]) -> None:
         cells = [
             row["method"],
             str(row["epochs"]),
-            _score(row["test"], found),
+            style.write(row["test"]),
             size(row["bytes_each"]),
         ]
         if has_budget:
-            cells.append("yes" if row["within_budget"] else "no")
+            answer = "no"
+            if row["within_budget"]:
+                answer = "yes"
+            cells.append(answer)
         rows.append(cells)
     if rows:
         print_table(columns, rows)
@@ -356,18 +409,20 @@ def explain_hindsight(found: Mapping[str, Any]) -> str:
         return "None of them could be finished in full."
     if "best" not in back:
         return "None of them was within the budget in full."
-    percent = " %" if found["share"] else ""
+    style = choose_format(found["share"])
+    percent = style.percent
     if "behind" not in back:
         return (
             f"How good the choice, {back['pick']}, was cannot be said. Of those that were finished "
             f"on all seeds {back['best']} was the best: "
-            f"{_score(back['best_test'], found)}{percent}."
+            f"{style.write(back['best_test'])}{percent}."
         )
-    factor = 100 if found["share"] else 1
-    error = back["behind_error"]
-    spread_of = "" if error is None else f" ± {factor * error:.2g}"
-    unit = " points" if found["share"] else ""
-    gap = f"{factor * abs(back['behind']):.2g}{spread_of}{unit}"
+    factor = style.factor
+    # One seed has no spread.
+    error = ""
+    if back["behind_error"] is not None:
+        error = f" ± {factor * back['behind_error']:.2g}"
+    gap = f"{factor * abs(back['behind']):.2g}{error}{style.points}"
     if back["behind"] > 0:
         judged = f", {gap} behind the best in hindsight, {back['best']}"
     elif back["behind"] < 0:
@@ -381,7 +436,7 @@ def explain_hindsight(found: Mapping[str, Any]) -> str:
         spent = format_duration(back["seconds"])
         took = f"; finding it took {100 * share:.0f} % of the {spent} of all in full"
     return (
-        f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full"
+        f"The choice was {back['pick']}: {style.write(back['pick_test'])}{percent} in full"
         f"{judged}{took}."
     )
 
@@ -398,8 +453,10 @@ def average_validation(line: Mapping[str, Any]) -> float | None:
         if task["validation_mean"] is not None:
             known.append(task)
     clients = sum(task["clients"] for task in known)
+    # No task has validation examples.
     if not clients:
         return None
+    # Weighted by clients: each client counts once, whatever the size of its task.
     total = math.fsum(task["clients"] * task["validation_mean"] for task in known)
     return float(total / clients)
 
@@ -439,14 +496,14 @@ def write_page(
 def list_notes(found: Mapping[str, Any]) -> list[str]:
     """Notes below the scores of the page, with the methods that it does not show."""
     notes = [
-        "All scores on this page are of validation data; no test example had a part in it.",
+        "All scores on this page are on validation data; no test example was used.",
         f"To run the choice in full: {found['command']}",
     ]
-    unit = " %" if found["share"] else ""
+    style = choose_format(found["share"])
     dropped = []
     for row in found["rows"]:
         if not row["went_on"]:
-            dropped.append(f"{row['method']} ({_score(row['score'], found)}{unit})")
+            dropped.append(f"{row['method']} ({style.write(row['score'])}{style.percent})")
     if dropped:
         notes.append(f"Tried on one seed, and not on this page: {', '.join(dropped)}.")
     for name, why in found["left_out"].items():
@@ -462,6 +519,7 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
     figures = spread(values, metric, more_is_better)
     kept = {}
     for key, value in summary.items():
+        # Scores per task are on test data, which the page must not show.
         if key != "tasks":
             kept[key] = value
     return {
@@ -480,4 +538,7 @@ def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in line.items():
         if key != f"{metric}_mean":
             kept[key] = value
-    return kept if mean is None else {**kept, f"{metric}_mean": mean}
+    # Without a score the round stays out of the chart; a test score must not stand in for it.
+    if mean is not None:
+        kept[f"{metric}_mean"] = mean
+    return kept

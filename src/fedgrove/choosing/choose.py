@@ -103,8 +103,8 @@ class ChoicePlan:
     """A request with all its defaults filled in."""
 
     base: Experiment
-    words: Mapping[str, Any]
-    """Those of ``fedgrove run`` that were given."""
+    run_options: Mapping[str, Any]
+    """The options of ``fedgrove run`` that were given."""
     settings: Sequence[str]
     budget: float | None
     budget_text: str | None
@@ -118,11 +118,12 @@ class ChoicePlan:
     net: Net
     clients: int
     running: Mapping[str, Any] = field(default_factory=dict)
-    """Words on how it is run, which change nothing of the outcome, as ``engine``; those given."""
+    """The options given that do not change the outcome, such as ``engine``."""
 
     def trials(self, names: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
         """A run for each method and seed, shorter than the full one."""
         half = math.ceil(self.trial / 2)
+        # Scored in the middle too: `predict_full_score` needs two points.
         base = replace(self.base, rounds=self.trial, evaluate=half)
         return self._each(names, seeds, self.trial, base)
 
@@ -133,7 +134,7 @@ class ChoicePlan:
             self.base,
             rounds=self.rounds,
             evaluate=0,
-            validation=self.words.get("validation", usual),
+            validation=self.run_options.get("validation", usual),
         )
         if isinstance(self.base.data, Federation):
             base = replace(base, validation=self.base.validation)
@@ -148,6 +149,8 @@ class ChoicePlan:
         for fit in self.chosen:
             if fit.method not in names:
                 continue
+            # A shorter run gets its share of the budget, so that it sends as much a
+            # round as the full run.
             method = fit.made(self.settings, recipe, self.budget, rounds / self.rounds)
             for seed in seeds:
                 name = f"{methods.label_of(fit.method)}-s{seed}"
@@ -177,7 +180,7 @@ def choose_method(options: ChooseOptions) -> Choice:
             return _find(planned, folder, engine, options.progress, options.hindsight)
 
 
-# ---- what was asked for --------------------------------------------------------------------------
+# ---- the plan ------------------------------------------------------------------------------------
 
 
 def plan_choice(options: ChooseOptions) -> ChoicePlan:
@@ -216,18 +219,22 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
     if not chosen:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise InputError(
-            f"none of the methods fits what was asked for. {reasons} Give more budget, fewer "
-            "rounds, a smaller net or other methods."
+            f"none of the methods fits. {reasons} Give more budget, fewer rounds, a smaller net or "
+            "other methods."
         )
     of_a_run = names_of(ExperimentOptions, TrainingOptions)
-    words = {}
+    how_to_run = names_of(EngineOptions, DataDirOption)
+    run_options = {"data": options.data, "finetune": options.finetune}
+    running = {}
     for name, value in given.items():
+        # The rounds of the full run are a field of the plan: they may be the data set's default.
         if name in of_a_run and name != "rounds":
-            words[name] = value
-    running = names_of(EngineOptions, DataDirOption)
+            run_options[name] = value
+        if name in how_to_run:
+            running[name] = value
     return ChoicePlan(
         base=base,
-        words={"data": options.data, "finetune": options.finetune, **words},
+        run_options=run_options,
         settings=settings,
         budget=wanted,
         budget_text=options.budget,
@@ -239,7 +246,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         federations=federations,
         net=base_plan.run.net,
         clients=len(base_plan.run.infos),
-        running={name: value for name, value in given.items() if name in running},
+        running=running,
     )
 
 
@@ -255,10 +262,7 @@ def _check_can_be_judged(run: Any) -> None:
     """Refuse data on which methods cannot be compared."""
     federation = run.federation
     if len(run.infos) < 2:
-        raise InputError(
-            "there is one client, and nobody to train together with; train it alone: fedgrove run "
-            "local."
-        )
+        raise InputError("there is only one client; train it alone: fedgrove run local.")
     problem = federation.problem
     if isinstance(problem, MixedProblem):
         metrics = sorted({task.problem.metric.name for task in problem.tasks})
@@ -280,17 +284,19 @@ def _check_can_be_judged(run: Any) -> None:
 
 def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
     """What decides the outcome, as choice.json keeps it."""
-    words = {}
-    for word, value in planned.words.items():
-        words[word] = choice_report.plain(value)
+    request = {}
+    for name, value in planned.run_options.items():
+        request[name] = choice_report.plain(value)
     prints = {}
     if isinstance(planned.base.data, Federation):
         prints["data"] = fingerprint_data(planned.base.data)
     if isinstance(planned.base.net, nn.Module):
         prints["net"] = fingerprint_net(planned.base.net)
+    # Only for what was made in Python: a name identifies its data set or net.
+    if prints:
+        request["fingerprints"] = prints
     return {
-        **words,
-        **({"fingerprints": prints} if prints else {}),
+        **request,
         "budget": planned.budget_text,
         "methods": [fit.method for fit in planned.chosen],
         "rounds": planned.rounds,
@@ -302,6 +308,7 @@ def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
 def fingerprint_data(federation: Federation) -> str:
     """Return hexadecimal digits that federations of equal examples and devices share."""
     summed = blake2b(digest_size=16)
+    # NUL ends each field, so that two different pairs of fields never join to the same bytes.
     summed.update(f"{len(federation.clients)}\0{federation.labels}\0".encode())
     if federation.is_lazy:
         for k in islice(federation.ids, LAZY_CLIENTS_READ):
@@ -318,11 +325,13 @@ def _fingerprint_client(data: ClientData) -> bytes:
         part = getattr(data, name)
         tensors[f"{name}.x"] = part.x
         tensors[f"{name}.y"] = part.y
+    # The device is part of it: methods fit models to devices.
     return digest(tensors) + repr(data.info).encode()
 
 
 def fingerprint_net(net: nn.Module) -> str:
     """Return hexadecimal digits that modules of equal layers and parameters share."""
+    # The layers too: an activation has no parameters, and would be missed.
     return blake2b(repr(net).encode() + digest(net.state_dict()), digest_size=16).hexdigest()
 
 
@@ -330,7 +339,10 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     """The folder, if it is free or holds the same choice."""
     if out is None:
         data = planned.base.data
-        name = data.name if isinstance(data, Federation) else Path(data).stem
+        if isinstance(data, Federation):
+            name = data.name
+        else:
+            name = Path(data).stem
         return fresh_name(Path("runs"), f"choose-{name}")
     folder = Path(out)
     if not folder.exists():
@@ -348,12 +360,12 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     if _without_fingerprints(asked) == _without_fingerprints(wanted) and asked != wanted:
         raise InputError(
             f"{folder} holds a choice for another data set or net that was made in Python, and "
-            "nothing is overwritten; give another out, or what was given before to go on."
+            "nothing is overwritten; give another out, or the same data and net to continue."
         )
     if asked != wanted:
         raise InputError(
             f"{folder} holds another choice, and nothing is overwritten; give another --out, or "
-            "the same words as before to go on."
+            "the same options as before to continue."
         )
     return folder
 
@@ -374,6 +386,8 @@ def _begin(folder: Path, planned: ChoicePlan) -> None:
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Synced, since it decides whether a later call continues this folder or is
+        # refused.
         write_bytes(folder / FILE, json.dumps(content, indent=1).encode(), sync=True)
     except OSError as error:
         raise cannot_write(folder, error) from None
@@ -382,7 +396,7 @@ def _write(folder: Path, content: Mapping[str, Any]) -> None:
 @contextmanager
 def _advise_on_interrupt(folder: Path) -> Iterator[None]:
     """Make an interruption say how to continue the choice, not one of its sweeps."""
-    how = f"What is trained is kept; the same words with --out {folder} go on from there."
+    how = f"What is trained is kept; to continue, repeat the command with --out {folder}."
     try:
         yield
     except KeyboardInterrupt:
@@ -400,6 +414,7 @@ def _find(
     """Run both trials and choose; if requested, train all methods in full."""
     names = [fit.method for fit in planned.chosen]
     left_out = dict(planned.left_out)
+    # All methods on one seed only: most are clearly behind after it.
     first, *others = planned.seeds
     ends = _train(planned.trials(names, [first]), folder / "first", planned, engine, progress)
     early = _judge(planned, names, [first], ends, left_out)
@@ -425,6 +440,7 @@ def _find(
     for name, each in early.items():
         if name not in {*later, *left_out}:
             behind.append(each)
+    # Ranked apart: scores of one seed and of all seeds are not compared.
     trials = [*rank_trials(list(later.values())), *rank_trials(behind)]
     cost = {
         "rounds": planned.trial * len(ends),
@@ -440,6 +456,8 @@ def _find(
         found["hindsight"] = before
     _write(folder, found)
     if with_hindsight:
+        # Written before the full runs, so that the choice is there while they train, or
+        # if they fail.
         whole = _train(planned.in_full(), folder / "full", planned, engine, progress)
         found["hindsight"] = assess_choice(
             whole, found, planned.budget, planned.clients, trials[0].more_is_better
@@ -457,7 +475,10 @@ def _read_hindsight(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] | 
     if any(before.get(word) != found[word] for word in ("asked", "pick", "epochs")):
         return None
     kept = before.get("hindsight")
-    return kept if isinstance(kept, dict) else None
+    # choice.json may have been edited by hand.
+    if isinstance(kept, dict):
+        return kept
+    return None
 
 
 def _train(
@@ -472,8 +493,11 @@ def _train(
     for experiment in experiments.values():
         total += experiment.rounds or 0
     if progress:
+        # All trials are equally long.
         rounds = next(iter(experiments.values())).rounds or 0
-        what = "in full" if folder.name == "full" else f"{folder.name} trial"
+        what = f"{folder.name} trial"
+        if folder.name == "full":
+            what = "in full"
         print(
             f"{what}: {count(len(experiments), 'run')} of {count(rounds, 'round')}", file=sys.stderr
         )
@@ -491,21 +515,20 @@ def _judge(
     """What trials showed of each method; those that failed or take too much are left out."""
     trials = {}
     for name in names:
-        own = []
-        for seed in seeds:
-            own.append(ends[f"{methods.label_of(name)}-s{seed}"])
+        results = []
         failed = []
-        for end in own:
+        for seed in seeds:
+            end = ends[f"{methods.label_of(name)}-s{seed}"]
             if isinstance(end, Failure):
                 failed.append(end)
+            else:
+                results.append(end)
+        # One failed seed is enough: a mean over fewer seeds could not be compared.
         if failed:
             left_out[name] = f"a run failed: {failed[0].why}"
             continue
-        results = []
-        for end in own:
-            if isinstance(end, Result):
-                results.append(end)
         trial = make_trial(name, results, planned.trial, planned.rounds, planned.net)
+        # Coded messages have no length that is known beforehand; only the trial shows it.
         if planned.budget is not None and trial.bytes_each > planned.budget:
             left_out[name] = (
                 f"by its trial of {count(planned.trial, 'round')} a client would send and receive "
@@ -526,7 +549,6 @@ def make_trial(
     if "tasks" in first:
         # All have the same metric, which was checked before.
         more_is_better = bool(next(iter(first["tasks"].values()))["more_is_better"])
-    sign = 1 if more_is_better else -1
     sent = 0.0
     sizes = []
     for result in results:
@@ -535,6 +557,9 @@ def make_trial(
         size_of_run = model_bytes(result.folder, net)
         if size_of_run is not None:
             sizes.append(size_of_run)
+    average_size = None
+    if sizes:
+        average_size = sum(sizes) / len(sizes)
     half, at_half = _find_middle_score([result.folder for result in results], rounds)
     by_length = []
     for length in first["validation_clients"]:
@@ -553,7 +578,7 @@ def make_trial(
                 untuned_at_half=at_half,
                 more_is_better=more_is_better,
                 bytes_each=sent / len(results) * full_rounds / rounds,
-                model_bytes=sum(sizes) / len(sizes) if sizes else None,
+                model_bytes=average_size,
                 seconds=sum(result.summary["seconds"] for result in results),
             )
         )
@@ -563,7 +588,7 @@ def make_trial(
         untuned = replace(untuned, half=0)
         by_length = [replace(each, half=0) for each in by_length]
     # Of equal scores the shorter fine-tuning.
-    best = max(by_length, key=lambda each: (sign * each.score, -each.epochs))
+    best = max(by_length, key=lambda each: (each.sign * each.score, -each.epochs))
     return replace(best, untuned=untuned.score)
 
 
@@ -582,4 +607,6 @@ def _find_middle_score(folders: Sequence[RunFolder], rounds: int) -> tuple[int, 
 
 
 def _read_seconds(end: Result | Failure) -> float:
-    return float(end.summary["seconds"]) if isinstance(end, Result) else 0.0
+    if isinstance(end, Failure):
+        return 0.0
+    return float(end.summary["seconds"])

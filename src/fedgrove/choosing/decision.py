@@ -16,9 +16,9 @@ from ..runs.result import Failure, Result
 from ..runs.scoring import spread
 
 LEAST_ON = 2
-"""The least number that go on by their scores, and the least by their predicted scores."""
+"""At least this many methods go on by their scores, and as many by their predicted scores."""
 CLEAR = 2.0
-"""A lead of so many standard errors is clear."""
+"""A lead of more standard errors than this is clear."""
 
 Pair = tuple[int, int]
 """A seed and a client."""
@@ -67,6 +67,7 @@ class Trial:
             for (of, _), value in self.clients.items():
                 if of == seed:
                     own.append(value)
+            # The prefix of the keys is empty, hence the bare underscore.
             figures.append(spread(own, "", self.more_is_better)[f"_{figure}"])
         return math.fsum(figures) / len(figures)
 
@@ -85,9 +86,12 @@ def predict_full_score(trial: Trial, full_rounds: int) -> float:
     """
     if not 0 < trial.half < trial.rounds:
         return trial.score
+    # Scores before fine-tuning: fine-tuning hides how the shared model improves.
     gain = (trial.untuned - trial.untuned_at_half) / math.log2(trial.rounds / trial.half)
+    # At least 0: a trial may be as long as the full run.
     doublings = math.log2(max(1.0, full_rounds / trial.rounds))
     guess = trial.untuned + doublings * gain
+    # The sign turns "lower is better" into "higher is better" for the comparison, and back.
     return trial.sign * max(trial.sign * guess, trial.sign * trial.score)
 
 
@@ -97,7 +101,9 @@ def select_promising(trials: Sequence[Trial], full_rounds: int) -> list[str]:
     A quarter by their scores and a quarter by :func:`predict_full_score`, so that a method that
     starts slowly is not dropped; often both quarters are the same methods.
     """
+    # A quarter of the trials, but never one method alone: it would win without a comparison.
     each = max(LEAST_ON, math.ceil(len(trials) / 4))
+    # Sorting is stable: of equal scores the method that was tried first goes on.
     by_score = sorted(trials, key=lambda t: -t.sign * t.score)
     by_heading = sorted(trials, key=lambda t: -t.sign * predict_full_score(t, full_rounds))
     chosen = set()
@@ -130,6 +136,7 @@ class Margin:
     @property
     def is_clear(self) -> bool:
         """Whether it is more than noise, on each of several seeds."""
+        # Clients of one seed share a model, so that the error alone would be too sure.
         is_large = self.error is not None and self.lead > CLEAR * self.error
         return is_large and self.seeds_ahead == self.seeds and not self.is_one_seed
 
@@ -165,6 +172,7 @@ def measure_margin(trial: Trial, other: Trial) -> Margin:
         ahead += math.fsum(own) > 0
     error = None
     if len(gaps) > 1:
+        # Of paired differences: how hard a client is cancels out.
         error = statistics.stdev(gaps.values()) / math.sqrt(len(gaps))
     lead = math.fsum(gaps.values()) / max(1, len(gaps))
     return Margin(lead, error, len(gaps), len(seeds), ahead)
@@ -196,11 +204,13 @@ def assess_choice(
     failed: dict[str, str] = {}
     for name, end in ends.items():
         if isinstance(end, Failure):
+            # The first reason; further seeds mostly fail for the same one.
             failed.setdefault(strip_seed(name), end.why)
             continue
         summary = end.summary
         label = strip_seed(name)
         seconds += summary["seconds"]
+        # Of one client, as budgets are.
         each = (summary["bytes_up"] + summary["bytes_down"]) / clients
         sent.setdefault(label, []).append(each)
         for length, scores_of_run in summary["finetune"].items():
@@ -212,6 +222,7 @@ def assess_choice(
         if label in failed:
             continue
         own = {length: by_seed for (of, length), by_seed in scores.items() if of == label}
+        # Of equal scores the shorter fine-tuning.
         best = max(own, key=lambda length: (sign * _mean(own[length]), -length))
         each = math.fsum(taken) / len(taken)
         rows.append(
@@ -238,6 +249,7 @@ def assess_choice(
     assessed["best_test"] = best_row["test"]
     if found["label"] in failed:
         return assessed
+    # With its own number of epochs: it was fixed before any test score was known.
     picked = scores[(found["label"], found["epochs"])]
     best_scores = scores[(best_row["method"], best_row["epochs"])]
     gaps = []
@@ -266,4 +278,5 @@ def _mean_over_clients(summary: Mapping[str, Any], scores_of_run: Mapping[str, A
     clients = 0
     for task in tasks:
         clients += task["clients"]
+    # Weighted by clients: each client counts once, whatever the size of its task.
     return float(math.fsum(task["clients"] * task["mean"] for task in tasks) / clients)
