@@ -310,7 +310,9 @@ def test_commands_are_quoted() -> None:
         chosen = (Fit(),)
         budget = 1000.0
         rounds = 5
-        words = MappingProxyType({"data": "my data.csv", "finetune": (0, 3), "standardise": False})
+        run_options = MappingProxyType(
+            {"data": "my data.csv", "finetune": (0, 3), "standardise": False}
+        )
         base = Base()
         running = MappingProxyType({"engine": "pool", "timeout": 3.0, "data_dir": Path("my sets")})
 

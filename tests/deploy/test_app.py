@@ -172,7 +172,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     [
         ({"data": "digits+motion"}, "over a network all clients have one task"),
         ({"faults": "crash=0.1"}, "real devices fail by themselves"),
-        ({"profile": "devices.csv"}, "a node says what device it is"),
+        ({"profile": "devices.csv"}, "a node describes its own device"),
         ({"privacy": "clip=1,noise=1"}, "given with secret=1, over a network"),
         ({"cohort": 9}, "cohort"),
     ],

@@ -75,10 +75,14 @@ def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int
     except OSError as error:
         if error.errno not in _DISK_TROUBLE:
             raise
-        where = f"{error.filename}: " if error.filename else ""
+        where = ""
+        if error.filename:
+            where = f"{error.filename}: "
         return _fail(f"{where}{error.strerror}; free some space, or check the disk.", 1)
     # typer returns the code of an Exit, and otherwise what the command returned.
-    return code if isinstance(code, int) else 0
+    if isinstance(code, int):
+        return code
+    return 0
 
 
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -139,7 +143,9 @@ def _fail(reason: object, code: int) -> int:
 
 def _spell_flag(sentence: str) -> str:
     """A sentence about an option of the command, with its name as it is typed."""
-    mark = "- " if sentence.startswith("- ") else ""
+    mark = ""
+    if sentence.startswith("- "):
+        mark = "- "
     name, verb, rest = sentence.removeprefix("- ").partition(" is ")
     command = COMMAND.get()
     if not verb or not is_dataclass(command):

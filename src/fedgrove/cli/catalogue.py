@@ -276,7 +276,10 @@ def _parts() -> list[tuple[str, str]]:
     names_by_role: dict[str, dict[str, None]] = {}
     for cls in methods.classes().values():
         # With a recipe, so that its optimiser is listed too.
-        method = cls(local=LocalTraining()) if hasattr(cls, "local") else cls()
+        if hasattr(cls, "local"):
+            method = cls(local=LocalTraining())
+        else:
+            method = cls()
         for setting in walk(method):
             names = fitting(setting.hint, setting.home)
             if names:
@@ -338,7 +341,9 @@ def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:
     rows = [("data looked for in", ", ".join(map(str, places)))]
     for name, known in SETS.items():
         is_there = not known.needs_files or find_files(places, known.formats) is not None
-        state = "there" if is_there else f"not there; {known.source}"
+        state = "there"
+        if not is_there:
+            state = f"not there; {known.source}"
         # Variants of a set come from the same address, which is listed once.
         is_same = rows[-1][0].partition(":")[0] == f"data {name.partition(':')[0]}"
         if is_there or not is_same or rows[-1][1] != state:

@@ -112,7 +112,10 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
     from ..runs.files import cannot_write
 
     # With --json stdout belongs to the JSON alone.
-    stream = sys.stderr if options.json else sys.stdout
+    if options.json:
+        stream = sys.stderr
+    else:
+        stream = sys.stdout
     if options.table is not None:
         place = Path(options.table)
         check_table_format(place)
@@ -125,7 +128,10 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
     is_requested = options.page is not None
     if not is_requested and (options.json or len(found) < 2):
         return
-    path = found.place_of_page() if options.page is None else Path(options.page)
+    if options.page is None:
+        path = found.place_of_page()
+    else:
+        path = Path(options.page)
     if is_requested:
         check_place(path, "--page")
     try:

@@ -47,7 +47,10 @@ def settings(ctx: typer.Context, incomplete: str) -> Completions:
     chosen = [name for name in named if name in known.settings] or list(known.settings)
     # With any recipe: all have nearly the same fields.
     data_set = typed.get("data")
-    recipe = data_set if data_set in known.recipes else next(iter(known.recipes))
+    if data_set in known.recipes:
+        recipe = data_set
+    else:
+        recipe = next(iter(known.recipes))
     paths: dict[str, str] = {}
     for name in chosen:
         for path, text in known.settings_with(name, recipe):
@@ -58,7 +61,10 @@ def settings(ctx: typer.Context, incomplete: str) -> Completions:
 def runs(incomplete: str) -> Completions:
     """Run folders and sweeps: those under what was typed, else those under runs."""
     typed = Path(incomplete or "runs/")
-    place = typed if incomplete.endswith("/") or not incomplete else typed.parent
+    if incomplete.endswith("/") or not incomplete:
+        place = typed
+    else:
+        place = typed.parent
     rows = []
     for path in sorted(place.glob("*/")):
         if any((path / file).is_file() for file in ("config.toml", "sweep.json")):

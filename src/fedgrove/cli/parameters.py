@@ -75,7 +75,10 @@ def _parameter(field: Field) -> inspect.Parameter:
         default = inspect.Parameter.empty
     else:
         kind = kind | None
-    details = _argument(field) if field.option.is_argument else _option(field)
+    if field.option.is_argument:
+        details = _argument(field)
+    else:
+        details = _option(field)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -104,4 +107,6 @@ def _option(field: Field) -> Any:
 
 
 def _completion(field: Field) -> Any:
-    return getattr(complete, field.option.complete) if field.option.complete else None
+    if field.option.complete:
+        return getattr(complete, field.option.complete)
+    return None

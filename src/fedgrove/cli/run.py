@@ -87,7 +87,10 @@ def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust
     if options.smoke:
         return _run_quickly(experiment, federations, options)
     method = options.given.get("method") or methods.name_of(experiment.method)
-    folder = _name_folder(experiment, method) if options.out is None else Path(options.out)
+    if options.out is None:
+        folder = _name_folder(experiment, method)
+    else:
+        folder = Path(options.out)
     if options.dry_run:
         return _print_plan(plan(experiment, folder, federations), options.json)
     result = api.train_experiment(experiment, folder, federations, options, options.progress)
@@ -142,7 +145,9 @@ def _run_quickly(
         print(json.dumps({"method": name, "works": True, "seconds": rounded}, indent=1))
         return
     print_pairs([(stage, f"{spent:.1f} s") for stage, spent in seconds.items()])
-    kept = "nothing was kept" if options.out is None else f"in {options.out}"
+    kept = "nothing was kept"
+    if options.out is not None:
+        kept = f"in {options.out}"
     print(f"{name} works: {small.rounds} rounds, {len(small.data.clients)} clients, {kept}.")
 
 
@@ -228,7 +233,9 @@ def find_unfinished(place: Path) -> Path:
         if _is_free(path):
             free.append(path)
     if not free:
-        busy = f" ({len(unfinished)} are being trained now)" if unfinished else ""
+        busy = ""
+        if unfinished:
+            busy = f" ({len(unfinished)} are being trained now)"
         raise InputError(
             f"there is no unfinished run under {place}{busy}; name the folder of one: "
             "fedgrove resume RUN"

@@ -67,7 +67,10 @@ def watch(options: WatchOptions) -> None:
         options.port,
         "given together with --browser",
     )
-    path = newest(Path("runs")) if options.run is None else Path(options.run)
+    if options.run is None:
+        path = newest(Path("runs"))
+    else:
+        path = Path(options.run)
     try:
         with _fed(path, options.track) as following:
             if options.json:
@@ -75,7 +78,10 @@ def watch(options: WatchOptions) -> None:
                     json.dumps([asdict(status) for status in following.read_statuses()], indent=1)
                 )
                 return
-            statuses = _serve(following, options.port or 0) if options.browser else _show(following)
+            if options.browser:
+                statuses = _serve(following, options.port or 0)
+            else:
+                statuses = _show(following)
     except KeyboardInterrupt:
         print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
         return

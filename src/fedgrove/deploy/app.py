@@ -71,14 +71,16 @@ def write_app(
     _check_fits_nodes(experiment)
     planned = plan(experiment, path, federations or Federations())
     federation = planned.run.federation
-    # What cannot be said of the data over a network is refused now.
+    # Data that cannot be described over a network are refused now, not when nodes enrol.
     describe_client(federation, federation.ids[0])
     own_files = _own_files(named_code(planned.config))
     name = re.sub(r"[^a-z0-9-]+", "-", methods.name_of(experiment.method).lower()).strip("-")
     out = f"runs/{name}-{re.sub(r'[^A-Za-z0-9-]+', '-', federation.name).strip('-') or 'own'}"
     clients = len(federation.clients)
     words = {"out": out, "clients": clients, "wait": WAIT, "timeout": timeout or 0}
-    code = f'HERE / "{CODE}"' if own_files else "HERE"
+    code = "HERE"
+    if own_files:
+        code = f'HERE / "{CODE}"'
     texts = {
         "pyproject.toml": _pyproject(f"{name}-app", words),
         "README.md": _readme(name, clients, out, _is_own(experiment)),
@@ -96,7 +98,11 @@ def write_app(
             place = path / PACKAGE / CODE / file
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, place)
-        config = _config(planned, path / PACKAGE / (CODE if own_files else ""))
+        # After the user's files: it imports them from their new place.
+        home = path / PACKAGE
+        if own_files:
+            home = home / CODE
+        config = _config(planned, home)
         (path / PACKAGE / "config.toml").write_text(config)
     except OSError as error:
         raise InputError(
@@ -126,14 +132,14 @@ def _check_fits_nodes(experiment: Experiment) -> None:
     check(no_module, "net", experiment.net, "a name, or FILE.py:Class, which can be sent")
     named_words = {
         "init": "left out: an app carries no file of weights",
-        "trace": "left out: a device's bandwidth is what its node says",
+        "trace": "left out: a device's bandwidth is what its node reports",
         "faults": "left out: real devices fail by themselves",
     }
     for word, allowed in named_words.items():
         given = getattr(experiment, word)
         check(given is None, word, given, allowed)
     is_file = experiment.profile is not None and experiment.profile.lower().endswith(".csv")
-    allowed = "a name, or left out: a node says what device it is (Info, in own_data)"
+    allowed = "a name, or left out: a node describes its own device (Info, in own_data)"
     check(not is_file, "profile", experiment.profile, allowed)
     privacy = experiment.parsed_privacy()
     # The server knows the seed, and could take away again what was drawn from it.
@@ -149,11 +155,12 @@ def _own_files(named: dict[str, str]) -> dict[str, Path]:
     """Files of the user's that the app needs, by their names in it; with what these import."""
     found: dict[str, Path] = {}
     for spec in dict.fromkeys(named.values()):
-        file = Path(spec.rpartition(":")[0] if ":" in spec else spec).resolve()
+        file = _file_of(spec).resolve()
         # Imported by now; and so is what it imports from its own folder.
         import_file(file)
         for name, source in {file.name: file, **_imported_from(file.parent)}.items():
             other = found.setdefault(name, source)
+            # Equal contents are fine: two specs may name one file.
             if other.read_bytes() != source.read_bytes():
                 raise InputError(
                     f"{other} and {source} have the same name, and an app has one folder for "
@@ -166,9 +173,18 @@ def _own_files(named: dict[str, str]) -> dict[str, Path]:
     return found
 
 
+def _file_of(spec: str) -> Path:
+    """The file of FILE.py or FILE.py:Class."""
+    if ":" in spec:
+        # The last colon: a path may have one of its own.
+        spec = spec.rpartition(":")[0]
+    return Path(spec)
+
+
 def _imported_from(folder: Path) -> dict[str, Path]:
     """Modules that lie in a folder under their own names, by their paths from it."""
     found = {}
+    # A copy: other threads may import meanwhile.
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None:
@@ -182,13 +198,13 @@ def _imported_from(folder: Path) -> dict[str, Path]:
 
 
 def _config(planned: Plan, code: Path) -> str:
-    """The experiment as the app has it: without words on data, its code by names in ``code``."""
+    """The experiment as the app has it: without options for data, its code by names in ``code``."""
     experiment = planned.experiment
     named = named_code(planned.config)
     with chdir(code):
         for spec in named.values():
             # The same text under its new name: config.toml records where it was imported last.
-            import_file(Path(Path(spec.rpartition(":")[0] if ":" in spec else spec).name))
+            import_file(Path(_file_of(spec).name))
         if isinstance(experiment.net, str) and is_file_spec(experiment.net):
             file, _, rest = experiment.net.rpartition(":")
             experiment = replace(experiment, net=f"{Path(file).name}:{rest}")
@@ -228,7 +244,10 @@ def _data_file(experiment: Experiment, federation: Federation) -> str:
 def _listed(words: dict[str, Any]) -> str:
     lines = []
     for word, value in words.items():
-        text = _quoted(value) if isinstance(value, str) else repr(value)
+        if isinstance(value, str):
+            text = _quoted(value)
+        else:
+            text = repr(value)
         lines.append(f"        {word}={text},\n")
     return "".join(lines)
 
@@ -236,7 +255,10 @@ def _listed(words: dict[str, Any]) -> str:
 def _quoted(text: str) -> str:
     """A text as code, in double quotes where they do."""
     plain = repr(text)
-    return f'"{text}"' if plain == f"'{text}'" and '"' not in text else plain
+    # repr escapes what must be escaped; only a text without any of that may change its quotes.
+    if plain == f"'{text}'" and '"' not in text:
+        return f'"{text}"'
+    return plain
 
 
 _NAMED = '''"""Where a node's own data come from. This is the file to change."""

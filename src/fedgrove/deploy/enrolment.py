@@ -62,7 +62,9 @@ def describe_client(federation: Federation, partition: int) -> Head:
         InputError: The targets cannot be described over a network.
     """
     data = federation.client(partition)
-    labels = None if data.labels is None else list(data.labels)
+    labels = None
+    if data.labels is not None:
+        labels = list(data.labels)
     return {
         "version": __version__,
         "partition": partition,
@@ -96,6 +98,8 @@ def _describe_problem(problem: Any) -> dict[str, Any]:
             "metric": problem.metric.name,
             "unit": {"mean": list(unit.mean), "scale": list(unit.scale)},
         }
+        # A loss or metric of the user's own would not survive the network, and must not
+        # be replaced silently.
         if problem == _make_problem(said):
             return said
     raise InputError(
@@ -139,20 +143,27 @@ def read_enrolment(said: Head) -> EnrolledClient:
     check_version(said.get("version"), "the node")
     try:
         partition = said["partition"]
+        # Not isinstance: True is an int too.
         if type(partition) is not int or partition < 0:
             raise ValueError(f"its partition is {partition!r}")
         info = ClientInfo(**said["info"])
         if type(info.examples) is not int or info.examples < 1:
             raise ValueError(f"it has {info.examples!r} examples")
         own = said["own_labels"]
-        labels = None if own is None else tuple(map(int, own))
+        labels = None
+        if own is not None:
+            labels = tuple(map(int, own))
         # Made once here, so that an invalid problem is refused now.
         _make_problem(said["kind"]["problem"])
+        # As text with sorted keys, so that kinds can be counted and compared.
         kind = json.dumps(said["kind"], sort_keys=True)
         words = said["words"]
+        # Only tried here: the server makes the federation after all nodes have enrolled.
         Defaults(**words["defaults"])
     except FedgroveError:
         raise
+    # A node is not trusted: whatever it sends ends in a refusal of this node, not of the
+    # server.
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"what the node reports about itself cannot be used: {error}.") from None
     return EnrolledClient(partition, info, labels, kind, words)
@@ -160,6 +171,7 @@ def read_enrolment(said: Head) -> EnrolledClient:
 
 def find_usual_kind(nodes: Mapping[int, EnrolledClient]) -> str:
     """Return the kind of data that most clients have; in a tie, that of the lowest partition."""
+    # Counter keeps the order of insertion for equal counts.
     in_order = sorted(nodes.values(), key=lambda each: each.partition)
     return Counter(each.kind for each in in_order).most_common(1)[0][0]
 
@@ -177,7 +189,9 @@ def _describe_kind(kind: str) -> str:
     said = json.loads(kind)
     problem = said["problem"]
     text = f"shape {tuple(said['shape'])} with {said['outputs']} outputs ({problem['kind']}"
-    return f"{text}, unit {problem['unit']})" if "unit" in problem else f"{text})"
+    if "unit" in problem:
+        return f"{text}, unit {problem['unit']})"
+    return f"{text})"
 
 
 def make_federation(nodes: Mapping[int, EnrolledClient], kind: str) -> Federation:
@@ -185,6 +199,7 @@ def make_federation(nodes: Mapping[int, EnrolledClient], kind: str) -> Federatio
     said = json.loads(kind)
     shape = tuple(map(int, said["shape"]))
     problem = _make_problem(said["problem"])
+    # Any node would do; the lowest partition is the same after a restart.
     first = nodes[min(nodes)].words
     labels = tuple(map(str, first["labels"]))
     no_examples = _no_examples(shape, said["outputs"], problem)
@@ -233,6 +248,8 @@ def config_for_nodes(config: str) -> str:
 
 def name_run(config: str) -> str:
     """Return the name of a run on both sides: a hash of its config."""
+    # Both sides compute it, so that no name has to be agreed on; 64 bits do for the runs of
+    # one node.
     return hashlib.sha256(config.encode()).hexdigest()[:16]
 
 
@@ -241,6 +258,7 @@ def describe_half(run: Run, config: str) -> Head:
     leaves = {}
     for name, leaf in run.params.items():
         leaves[name] = list(leaf.shape)
+    # A sum, and not a hash: weights may differ in the last digits between processors.
     total = math.fsum(float(leaf.double().abs().sum()) for leaf in run.params.values())
     method = tomllib.loads(config).get("method", {})
     return {

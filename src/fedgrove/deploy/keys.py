@@ -27,7 +27,7 @@ from ..errors import InputError, check
 LOCAL = ("localhost", "127.0.0.1")
 """The hosts that every server certificate is for."""
 DAYS = 825
-"""How long certificates hold: the most that common clients accept of a server's."""
+"""How long certificates are valid: the longest that common clients accept."""
 MOST_NODES = 10_000
 NODES = 3
 
@@ -43,7 +43,9 @@ class Keys:
     @property
     def host(self) -> str:
         """The host by which others find the server: one that was named, else this machine."""
-        return self.hosts[len(LOCAL)] if len(self.hosts) > len(LOCAL) else LOCAL[1]
+        if len(self.hosts) > len(LOCAL):
+            return self.hosts[len(LOCAL)]
+        return LOCAL[1]
 
 
 def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ()) -> Keys:
@@ -58,8 +60,10 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
             "get it with: pip install 'fedgrove[flower]'"
         )
     path = Path(folder)
+    # Each host once, in the order given: the first one that was named is shown to the user.
     all_hosts = tuple(dict.fromkeys((*LOCAL, *map(_checked, hosts))))
     try:
+        # Only the user may list it: it holds private keys.
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return _make(path, nodes, all_hosts)
     except FileExistsError as error:
@@ -76,6 +80,7 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
 def _checked(host: str) -> str:
     is_name = bool(host) and all(letter.isalnum() or letter in "-.:_*" for letter in host)
     allowed = "a name or an address without a port, as fl.example.org or 10.0.0.5"
+    # An IPv6 address has two colons or more.
     looks_like_port = host.count(":") == 1
     check(is_name and not looks_like_port and host.isascii(), "--host", host, allowed)
     return host
@@ -90,11 +95,11 @@ def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
     names = tuple(f"node-{number}" for number in range(nodes))
     taken = [path / name for name in names if (path / name).exists()]
     if present:
-        # To make one anew would shut out all who have the old one.
+        # A new authority would shut out every node that trusts the old one.
         named = ", ".join(map(str, (*present, *taken)))
         raise InputError(
-            f"{named}: there already, and never overwritten; give another folder, or for more "
-            "nodes a key each by: ssh-keygen -t ecdsa -b 384 -N '' -f NODE"
+            f"{named}: there already, and never overwritten; give another folder. To add a node, "
+            "make a key for it: ssh-keygen -t ecdsa -b 384 -N '' -f NODE"
         )
     if taken:
         raise InputError(
@@ -120,6 +125,8 @@ def _write_certificates(path: Path, hosts: tuple[str, ...]) -> None:
     alternatives: list[Any] = []
     for host in hosts:
         try:
+            # TLS looks for an address among the addresses only: as a name it would
+            # never match.
             alternatives.append(x509.IPAddress(ip_address(host)))
         except ValueError:
             alternatives.append(x509.DNSName(host))
@@ -148,7 +155,12 @@ def _certificate(subject: Any, issuer: Any, key: Any, is_ca: bool) -> Any:
     from cryptography import x509
 
     now = datetime.now(UTC)
+    path_length = None
+    if is_ca:
+        # No further authority below it: a stolen certificate cannot issue others.
+        path_length = 0
     usage = x509.KeyUsage(
+        # The authority may only sign certificates, the server only prove who it is.
         digital_signature=not is_ca,
         key_cert_sign=is_ca,
         crl_sign=is_ca,
@@ -168,7 +180,7 @@ def _certificate(subject: Any, issuer: Any, key: Any, is_ca: bool) -> Any:
         # Clocks of devices may be a little behind.
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=DAYS))
-        .add_extension(x509.BasicConstraints(is_ca, 0 if is_ca else None), critical=True)
+        .add_extension(x509.BasicConstraints(is_ca, path_length), critical=True)
         .add_extension(usage, critical=True)
     )
     if is_ca:
@@ -208,6 +220,7 @@ def _pem_of(key: Any) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a new file that nobody else can read, from its first byte on."""
+    # O_EXCL: a file that appears after the check above is not overwritten either.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         # Whatever the umask of the user.

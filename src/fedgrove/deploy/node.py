@@ -50,7 +50,11 @@ def client_app(
         code: The folder with the files of your own method or net; by default the current folder.
     """
     show_log()
-    node = Node(data, None if home is None else str(home), None if code is None else str(code))
+    if home is not None:
+        home = str(home)
+    if code is not None:
+        code = str(code)
+    node = Node(data, home, code)
     return messages.client_app(node.answer_question, node.do_task)
 
 
@@ -126,10 +130,14 @@ class Node:
         return answer
 
     def _folder(self, name: str, partition: int, node_config: Mapping[str, Any]) -> Path:
+        # The name comes from the server: a slash or dots could lead out of the folder.
         if not name.isalnum():
             raise InputError(f"{name!r} is no name of a run.")
         given = node_config.get("home", self.home) or os.environ.get("FEDGROVE_HOME")
-        home = Path(str(given)) if given else Path.home() / ".fedgrove"
+        if given:
+            home = Path(str(given))
+        else:
+            home = Path.home() / ".fedgrove"
         return home / f"client-{partition:05d}" / name
 
     def _run(
@@ -143,6 +151,7 @@ class Node:
 def _build_run(
     node: Node, config: str, folder: Path, partition: int, node_config: tuple[tuple[str, Any], ...]
 ) -> Run:
+    # The data are read anew only when a run is built, not for each task.
     federation = own_federation(node.data, partition, dict(node_config))
     experiment = _experiment(config, federation, node.code)
     with chdir(node.code or "."):
@@ -199,6 +208,7 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
         )
     if not len(client.train):
         raise InputError(f"client {partition} has no training examples; it cannot take part.")
+    # Everything that belongs to other clients is dropped.
     return replace(federation, clients={partition: client}, later={}, trace=None, files={})
 
 

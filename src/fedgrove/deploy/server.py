@@ -71,8 +71,8 @@ def server_app(
     def main(grid: Any, context: Any) -> None:
         show_log()
         try:
-            words = _read_options(given, context.run_config)
-            serve(grid, config, **words, watch=watch, code=code)
+            options = _read_options(given, context.run_config)
+            serve(grid, config, **options, watch=watch, code=code)
         except FedgroveError as error:
             # In one line, before Flower shows where it was raised.
             LOG.error("%s", error)
@@ -83,15 +83,23 @@ def server_app(
 
 def _read_options(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run: as given, otherwise from the app's configuration."""
-    words = {}
-    for word, value in given.items():
-        words[word] = run_config.get(word) if value is None else value
-    out, clients, wait, timeout = (words[word] for word in ("out", "clients", "wait", "timeout"))
+    options = {}
+    for name, value in given.items():
+        if value is None:
+            value = run_config.get(name)
+        options[name] = value
+    out = options["out"]
+    clients = options["clients"]
+    wait = options["wait"]
+    timeout = options["timeout"]
     check(isinstance(out, str | Path) and str(out) != "", "out", out, "the path of a run folder")
+    # Flower parses its configuration from TOML, where a bool or a text may stand as well.
     check(type(clients) is int and clients >= 1, "clients", clients, "a whole number, 1 or more")
-    wait = WAIT if wait is None else wait
+    if wait is None:
+        wait = WAIT
     check(_is_seconds(wait), "wait", wait, "0 seconds or more")
-    timeout = 0 if timeout is None else timeout
+    if timeout is None:
+        timeout = 0
     check(_is_seconds(timeout), "timeout", timeout, "0 seconds or more, 0 for none")
     return {"out": out, "clients": clients, "wait": float(wait), "timeout": timeout or None}
 
@@ -112,6 +120,7 @@ def serve(
     code: str | Path | None = None,
 ) -> Result:
     """Train a run over the nodes of a Grid; arguments as for :func:`server_app`."""
+    # Before chdir: relative paths are those of the caller.
     path = Path(out).absolute()
     if not isinstance(config, Experiment):
         config = Path(config).absolute()
@@ -129,7 +138,10 @@ def _serve(
     timeout: float | None,
     watch: Watch | None,
 ) -> Result:
-    experiment = config if isinstance(config, Experiment) else _read(config)
+    if isinstance(config, Experiment):
+        experiment = config
+    else:
+        experiment = _read(config)
     roster = Roster(grid)
     federation = roster.enrol(clients, wait)
     experiment = drop_data_options(experiment, federation)
@@ -138,11 +150,14 @@ def _serve(
     if is_begun:
         _check_same(RunFolder.open(path).config, planned.config, path)
     roster.join(planned.run, planned.config)
+    # Nodes are looked up before each exchange: they come and go.
     engine = Flower(
         grid, roster.nodes, lambda run: roster.name, timeout, note_loss=roster.note_loss
     )
     if is_begun:
-        net = None if isinstance(experiment.net, str | None) else experiment.net
+        net = None
+        if not isinstance(experiment.net, str | None):
+            net = experiment.net
         return api.resume(
             path,
             engine=engine,
@@ -158,8 +173,8 @@ def _serve(
 def _check_same(begun: str, now: str, path: Path) -> None:
     if begun != now:
         raise InputError(
-            f"{path} holds a run with another config.toml, or over other clients; give another "
-            "folder, or what the run was begun with."
+            f"{path} holds a run with another config.toml or other clients; give another folder, or "
+            "the config and clients of that run."
         )
 
 
@@ -239,13 +254,18 @@ class Roster:
         started = time.monotonic()
         while True:
             self._greet(self._newcomers())
-            self._kind = enrolment.find_usual_kind(self._known) if self._known else ""
+            self._kind = ""
+            # Decided anew each time: the first node may be the odd one.
+            if self._known:
+                self._kind = enrolment.find_usual_kind(self._known)
+            # A copy: a refused node is removed from the dictionary.
             for node in list(self._known):
                 self._try(node, self._check_kind)
             if len(self._node_of) >= clients:
                 break
             if time.monotonic() - started > wait:
                 raise EngineError(self._too_few(clients, wait))
+            # Flower has no event for a new node, so it is polled.
             time.sleep(0.5)
         by_partition = {p: self._known[node] for p, node in self._node_of.items()}
         self._infos = {p: each.info for p, each in by_partition.items()}
@@ -262,7 +282,9 @@ class Roster:
             raise EngineError(self._too_few(asked))
 
     def _too_few(self, clients: int, wait: float | None = None) -> str:
-        waited = "" if wait is None else f" within {wait:g} s"
+        waited = ""
+        if wait is not None:
+            waited = f" within {wait:g} s"
         sentence = f"{len(self._node_of)} of {clients} clients take part{waited}."
         if self.refused:
             return f"{sentence} Refused: {' '.join(sorted(set(self.refused.values())))}"
@@ -273,11 +295,13 @@ class Roster:
     def nodes(self) -> Mapping[int, int]:
         """Return the node of each partition; new nodes and lost ones are asked to join first."""
         present = set(self._grid.get_node_ids())
+        # A copy: entries are deleted on the way.
         for partition, node in list(self._node_of.items()):
             if node not in present or node in self._suspects:
                 # A restarted node may have lost its folder.
                 del self._node_of[partition]
                 self._known.pop(node, None)
+                # It is asked at once, not after AGAIN seconds.
                 self._asked_at.pop(node, None)
         self._suspects.clear()
         newcomers = self._newcomers()
@@ -294,6 +318,8 @@ class Roster:
 
     def note_loss(self, node: int, lost: Lost) -> None:
         """Note a lost task; before its next task, the node is asked to join again."""
+        # Other losses, such as a refused report, say nothing about whether the node is
+        # still there.
         if lost.reason in ("died", "late", "unsent"):
             self._suspects.add(node)
 
@@ -305,8 +331,8 @@ class Roster:
         known = self._known[node]
         if known.partition not in self._infos:
             raise InputError(
-                f"client {known.partition} came after the run had begun; it can take part in the "
-                "next one."
+                f"client {known.partition} enrolled after the run had begun; it can take part in "
+                "the next run."
             )
         enrolled_with = self._infos[known.partition].examples
         if known.info.examples != enrolled_with:
@@ -321,6 +347,8 @@ class Roster:
         """Return the nodes to ask: new ones, and after a while refused or silent ones."""
         now = time.monotonic()
         newcomers = []
+        # Sorted, so that of two nodes with one partition the same one is refused each
+        # time.
         for node in sorted(self._grid.get_node_ids()):
             is_known = node in self._node_of.values()
             if not is_known and now - self._asked_at.get(node, -AGAIN) >= AGAIN:
@@ -382,4 +410,6 @@ class Roster:
             known = self._known.pop(node, None)
             if known is not None and self._node_of.get(known.partition) == node:
                 del self._node_of[known.partition]
+            # The node logs the reason, where its owner looks; 10 s, as no answer is
+            # needed.
             ask(self._grid, {node: {"ask": "refused", "why": sentence}}, 10.0, self._check)

@@ -105,7 +105,9 @@ def make_notes(run: Run, state: Any, density: float | None) -> list[str]:
     name = _net_name(run)
     notes = []
     if run.origin is not None:
-        head = ", its head from scratch" if run.origin.body else ""
+        head = ""
+        if run.origin.body:
+            head = ", its head from scratch"
         notes.append(
             f"{name} started from the weights in {run.origin.path}{head}; every device has them, "
             "and what it took to bring them there is not counted"
@@ -117,7 +119,9 @@ def make_notes(run: Run, state: Any, density: float | None) -> list[str]:
             "no init= was given"
         )
     if layout.frozen:
-        why = f"freeze={run.frozen:g}" if run.frozen else "requires_grad=False"
+        why = "requires_grad=False"
+        if run.frozen:
+            why = f"freeze={run.frozen:g}"
         notes.append(
             f"{_list_few(layout.frozen)} of {name} are frozen ({why}): they stay as they are and "
             "are not sent"
@@ -171,7 +175,9 @@ def _net_name(run: Run) -> str:
 def _list_few(names: Iterable[str]) -> str:
     listed = list(names)
     shown = ", ".join(listed[:4])
-    return f"{shown} and {len(listed) - 4} more" if len(listed) > 4 else shown
+    if len(listed) > 4:
+        return f"{shown} and {len(listed) - 4} more"
+    return shown
 
 
 # ---- loss and metric -----------------------------------------------------------------------------

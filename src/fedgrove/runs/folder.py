@@ -223,7 +223,9 @@ class RunFolder:
     def log(self, line: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; it counts once the next checkpoint is written."""
         path = self._metrics_path
-        size = path.stat().st_size if path.exists() else 0
+        size = 0
+        if path.exists():
+            size = path.stat().st_size
         try:
             with path.open("ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
@@ -553,7 +555,9 @@ class RunFolder:
     def preparation(self) -> dict[str, Any] | None:
         """Return models/preparation.json; None for a run of a version that did not write it."""
         name = f"models/{PREPARATION}"
-        listed = files.read_checksums(self.path) if (self.path / CHECKSUMS).exists() else {}
+        listed = {}
+        if (self.path / CHECKSUMS).exists():
+            listed = files.read_checksums(self.path)
         if name not in listed and not (self.path / name).exists():
             return None
         about = files.parse_json(self.read(name), self.path / name)

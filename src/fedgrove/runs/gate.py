@@ -93,7 +93,9 @@ class Gate:
 
     def lengths(self, report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
         """Return the lengths of a report's updates; nothing if they do not matter."""
-        return measure_lengths(report, task, ruler) if self.norm else {}
+        if self.norm:
+            return measure_lengths(report, task, ruler)
+        return {}
 
     def refuses_lengths(
         self, task: Task, lengths: Lengths, usual: Mapping[str, float]
@@ -179,7 +181,9 @@ def _check_packet(
     # All shapes before any value: a wrong shape is the more telling reason.
     if list(packet.values) != list(form.tensors):
         one_sided = sorted(packet.values.keys() ^ form.tensors.keys())
-        what = f"{', '.join(one_sided)} on one side only" if one_sided else "another order"
+        what = "another order"
+        if one_sided:
+            what = f"{', '.join(one_sided)} on one side only"
         return Refusal("tensors", f"other tensors than were asked for: {what}.")
     for name, (dtype, shape) in form.tensors.items():
         leaf = packet.values[name]
@@ -404,7 +408,9 @@ class Ruler:
 
 def _is_on(sent: Mapping[str, Tensor], names: tuple[str, ...], device: torch.device) -> bool:
     """Whether what was sent is on a device already; nothing always is."""
-    leaves = trees.pick(sent, names) if sent else {}
+    leaves = {}
+    if sent:
+        leaves = trees.pick(sent, names)
     if all(leaf.device == device for leaf in leaves.values()):
         return True
     vector = trees.as_vector(leaves)
@@ -417,7 +423,10 @@ def _row_lengths(rows: Tensor, sent: Tensor | None) -> list[float]:
     lengths: list[Tensor] = []
     rows_at_once = max(1, NUMBERS_AT_ONCE // max(1, rows.shape[1]))
     for some in torch.split(rows, rows_at_once):
-        change = some if sent is None else some - sent
+        if sent is None:
+            change = some
+        else:
+            change = some - sent
         # Squares in float64 cost a GPU little.
         lengths.append(torch.linalg.vector_norm(change, dim=1, dtype=torch.float64))
     values: list[float] = torch.cat(lengths).tolist()

@@ -254,7 +254,9 @@ def _one(answers: Array, is_one: bool) -> Any:
         return answers
     answer = answers[0]
     # A plain number or text, not NumPy's: it prints as what it is.
-    return answer.item() if isinstance(answer, np.generic) else answer
+    if isinstance(answer, np.generic):
+        return answer.item()
+    return answer
 
 
 def _as_given(labels: Sequence[str]) -> Array:
@@ -445,7 +447,9 @@ def filled(module: nn.Module, tree: Mapping[str, Tensor], who: str) -> nn.Module
     with torch.no_grad():
         for name, parameter in ready.named_parameters():
             kept = tree.get(name)
-            given: object = "missing" if kept is None else tuple(kept.shape)
+            given: object = "missing"
+            if kept is not None:
+                given = tuple(kept.shape)
             allowed = f"{tuple(parameter.shape)}, as in the net"
             check(given == tuple(parameter.shape), f"'{name}' of {who}", given, allowed)
         for name, tensor in [*ready.named_parameters(), *ready.named_buffers()]:
@@ -473,7 +477,9 @@ def client_number(client: Any, names: Mapping[int, str], where: str) -> int:
 def _no_client(client: Any, names: Mapping[int, str], where: str) -> InputError:
     are_named = any(name != str(number) for number, name in names.items())
     near = difflib.get_close_matches(str(client), list(names.values()), n=3, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    hint = "."
+    if near:
+        hint = f"; did you mean {' or '.join(map(repr, near))}?"
     if not are_named:
         return InputError(
             f"there is no client {client} in {where}; its {len(names)} clients are {min(names)} "

@@ -164,7 +164,9 @@ def _refuse(method: str, what: str) -> InputError:
 
 def _list_few(names: Sequence[str], most: int = 3) -> str:
     listed = ", ".join(names[:most])
-    return listed if len(names) <= most else f"{listed}, ..."
+    if len(names) <= most:
+        return listed
+    return f"{listed}, ..."
 
 
 def check_protected(run: Run) -> None:
@@ -287,7 +289,9 @@ def _find_shrink(changes: Mapping[str, Tree], clip: float) -> float:
     for change in changes.values():
         for leaf in change.values():
             squares.append((leaf * leaf).sum())
-    length = math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0
+    length = 0.0
+    if squares:
+        length = math.sqrt(float(torch.stack(squares).sum()))
     if not math.isfinite(length):
         return 0.0
     return 1.0 if length <= clip else clip / length

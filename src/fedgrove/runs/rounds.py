@@ -379,7 +379,9 @@ class Admission:
         reasons = " ".join(self.tally.sentences.values())
         advice = ""
         if "late" in self.tally.lost:
-            longer = "--timeout" if self._run.deadline is None else "--deadline or --timeout"
+            longer = "--deadline or --timeout"
+            if self._run.deadline is None:
+                longer = "--timeout"
             advice = f" A longer {longer} may help."
         return (
             f"{len(self._admitted)} of {self._planned} clients sent a usable report, and the "

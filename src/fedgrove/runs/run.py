@@ -240,7 +240,9 @@ class Run:
     def label(self) -> str:
         """The method's name in tables."""
         name = methods.name_of(self.method)
-        return f"{name} per task" if self.per_task else name
+        if self.per_task:
+            return f"{name} per task"
+        return name
 
     @cached_property
     def initial_state(self) -> Any:
@@ -373,7 +375,8 @@ def build(
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
     check_frozen_share(freeze)
-    net = defaults.net if net is None else net
+    if net is None:
+        net = defaults.net
     module = nets.build(net, federation.shape, federation.classes, seed)
     origin = None
     if init is not None:

@@ -160,7 +160,9 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
                 # Weights may be finite and the loss still too large for a number.
                 if math.isfinite(loss):
                     metrics[f"{split}_loss{epochs}"] = loss
-        memory = {"own": carry[f"tuned{lengths[-1]}"]} if keep else {}
+        memory = {}
+        if keep:
+            memory = {"own": carry[f"tuned{lengths[-1]}"]}
         return Outcome(metrics=metrics, memory=memory)
 
     def expected(task: Task, net: Net) -> ExpectedReport:
@@ -239,7 +241,9 @@ def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict
     if isinstance(problem, MixedProblem):
         return {"tasks": summarise_tasks(run, at_round, problem, reports, 0), **density}
     # A line without a metric has accuracies.
-    words = {} if problem.metric == ACCURACY else problem.metric.describe()
+    words = {}
+    if problem.metric != ACCURACY:
+        words = problem.metric.describe()
     return {
         **words,
         **spread_scores(problem.metric, reports, 0),

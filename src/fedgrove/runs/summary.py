@@ -121,7 +121,9 @@ def find_true_kinds(run: Run, at_round: int) -> dict[int, str]:
         kind = data.info.task or data.kind
         if kind:
             truth[k] = kind
-    return truth if len(set(truth.values())) > 1 else {}
+    if len(set(truth.values())) > 1:
+        return truth
+    return {}
 
 
 def measure_purity(run: Run, state: Any, at_round: int) -> dict[str, float | int]:
@@ -170,7 +172,9 @@ def summarise(
     layout = run.net.layout
     scored = keep_scored(reports, run.finetune)
     problem = federation.problem
-    metric = "metric" if isinstance(problem, MixedProblem) else problem.metric.name
+    metric = "metric"
+    if not isinstance(problem, MixedProblem):
+        metric = problem.metric.name
     summary = {
         "method": run.label,
         "data": federation.name,
@@ -243,7 +247,10 @@ def _headline(
     problem = run.federation.problem
     last = str(run.finetune[-1])
     if not reports:
-        words = {"metric": None} if isinstance(problem, MixedProblem) else problem.metric.describe()
+        if isinstance(problem, MixedProblem):
+            words = {"metric": None}
+        else:
+            words = problem.metric.describe()
         return {**words, "validation_mean": None, "finetune": {}}
     if isinstance(problem, MixedProblem):
         # Different metrics have no common mean.
@@ -301,7 +308,9 @@ def _make_notes(
     alone = sizes.count(1)
     groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.served)
     if alone and groups_clients:
-        subject = "a group has" if alone == 1 else f"{alone} groups have"
+        subject = "a group has"
+        if alone != 1:
+            subject = f"{alone} groups have"
         notes.append(
             f"{subject} one client only: fewer clusters, or a warm-up before they are formed, may "
             "give more even ones"
@@ -317,7 +326,9 @@ def _make_notes(
         notes.append(f"{unscored} of {requested} clients could not be scored at the end")
     untested = len(reports) - len(scored)
     if untested:
-        verb = "has" if untested == 1 else "have"
+        verb = "have"
+        if untested == 1:
+            verb = "has"
         notes.append(f"{untested} of {len(reports)} clients {verb} no test examples: not scored")
     for key in ("lost", "refused"):
         counts = _count_reasons(lines, key)
