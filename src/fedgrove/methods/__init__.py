@@ -1,9 +1,9 @@
 """Methods, one file or folder each: ``fedgrove list methods``, ``fedgrove show NAME``.
 
 The folder is the registry: ``ca-afp`` on the command line is ``ca_afp.py`` or ``ca_afp/``, which
-defines one method class, ``fedgrove.methods.CAAFP``. A file may also hold ``PRESETS``, instances of
+defines one method class, ``fedgrove.methods.CAAFP``. A file may also have ``PRESETS``, instances of
 that class by name: ``ca-afp:paper`` is ``ca_afp.PRESETS["paper"]``. A method in a file of the
-user's own is ``path/file.py:Class``, or ``path/file.py:Class:PRESET`` if that file holds
+user's own is ``path/file.py:Class``, or ``path/file.py:Class:PRESET`` if that file has
 ``PRESETS``.
 
 Classes are imported on first use. Editors read them from ``__init__.pyi``, which
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Classes begin with a capital: Python itself asks for many other names.
+    # Classes begin with a capital: Python itself looks up many other names.
     if name[0].isupper():
         try:
             return find_class(name)

@@ -204,17 +204,17 @@ def presets(name: str) -> Mapping[str, AnyMethod]:
 # ---- as the command line writes a method ---------------------------------------------------------
 
 
-def make(word: str) -> AnyMethod:
+def make(spec: str) -> AnyMethod:
     """A method as the command line writes it: ``NAME`` with its defaults, or ``NAME:PRESET``.
 
-    Or ``path/file.py:Class``, a method of the user's own; that file is run.
+    Or ``path/file.py:Class``, a user's method; that file is run.
 
     >>> make("ca-afp:paper").phases
     (0, 0, 1)
     """
-    if user_files.is_file_spec(word):
-        return _make_own(word)
-    name, colon, preset = word.partition(":")
+    if user_files.is_file_spec(spec):
+        return _make_own(spec)
+    name, colon, preset = spec.partition(":")
     if not colon:
         method: AnyMethod = find(name)()
         return method
@@ -224,20 +224,20 @@ def make(word: str) -> AnyMethod:
     return available[preset]
 
 
-def label_of(word: str) -> str:
-    """A word of :func:`make` as part of a folder's name, which on some systems holds no colon.
+def label_of(spec: str) -> str:
+    """What :func:`make` takes, as part of a folder's name: some systems allow no colon there.
 
     >>> label_of("ca-afp:paper"), label_of("mine/fedem.py:FedEM"), label_of("x.py:FedEM:two")
     ('ca-afp-paper', 'fedem', 'fedem-two')
     """
-    if not user_files.is_file_spec(word):
-        return word.replace(":", "-")
-    _, name, preset = _split(word)
+    if not user_files.is_file_spec(spec):
+        return spec.replace(":", "-")
+    _, name, preset = _split(spec)
     label = name.lower()
     return f"{label}-{preset}" if preset else label
 
 
-# ---- methods of the user's own -------------------------------------------------------------------
+# ---- methods in users' files ---------------------------------------------------------------------
 
 
 def find_own(path: str, name: str) -> type[Any]:
@@ -259,8 +259,8 @@ def find_own(path: str, name: str) -> type[Any]:
     return cls
 
 
-def _make_own(word: str) -> AnyMethod:
-    path, name, preset = _split(word)
+def _make_own(spec: str) -> AnyMethod:
+    path, name, preset = _split(spec)
     cls = find_own(path, name)
     if preset:
         available = _own_presets(cls, path)
@@ -281,19 +281,19 @@ def _make_own(word: str) -> AnyMethod:
     return method
 
 
-def _split(word: str) -> tuple[str, str, str]:
+def _split(spec: str) -> tuple[str, str, str]:
     """Path, class and preset, which may be empty."""
-    match = re.fullmatch(r"(.+?\.py):([^:]+)(?::([^:]+))?", word)
+    match = re.fullmatch(r"(.+?\.py):([^:]+)(?::([^:]+))?", spec)
     if match is None:
         raise InputError(
-            f"method '{word}' names no class; write path/file.py:Class, or with a preset "
+            f"method '{spec}' names no class; write path/file.py:Class, or with a preset "
             "path/file.py:Class:PRESET."
         )
     return match[1], match[2], match[3] or ""
 
 
 def _own_presets(cls: type, path: str) -> dict[str, AnyMethod]:
-    """The file's presets that are of this class: it may hold several methods."""
+    """The file's presets that are of this class: it may have several methods."""
     given: Any = getattr(sys.modules[cls.__module__], "PRESETS", {})
     if not isinstance(given, Mapping):
         raise InputError(

@@ -9,7 +9,7 @@ Round :math:`t`, cohort :math:`S_t`, the same share s of every layer's channels 
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> WeightedMean
 
 A client uses the whole model. With a share of 1 this is FedAvg. Not to be confused with ``feddrop``
-(Wen et al. 2022), where each device has a share of its own; papers call both "FedDrop". The paper's
+(Wen et al. 2022), where each device has its own share; papers call both "FedDrop". The paper's
 lossy compression of what travels is left out. It does not say how updates of parts are averaged:
 here every parameter over those who have it.
 
@@ -55,12 +55,12 @@ class State:
 
 @dataclass(frozen=True)
 class CaldasDropout(CommonParts):
-    """One model of which every client trains the same share of channels, drawn at random."""
+    """One model of which every client trains an equal share of channels, drawn at random."""
 
     share: float = 0.75
     """The share of every layer's channels that a client trains, whatever its device."""
     alike: bool = False
-    """Whether all clients of a round train the same part."""
+    """Whether all clients of a round train one and the same part."""
     draw: int = 0
     """Seed of the draws, next to round and client; the run's own seed does not enter."""
 
@@ -82,6 +82,7 @@ class CaldasDropout(CommonParts):
         tasks = []
         for k in cohort:
             who = "all" if self.alike else k
+            # From names, not from a state of a generator: a resumed run draws what it would have.
             generator = torch_rng(self.draw, state.round, who, "channels")
             channels = select_random(groups, self.share, generator)
             tasks.append(Task(k, {"model": extract_submodel(state.model, groups, channels)}))

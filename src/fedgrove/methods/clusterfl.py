@@ -125,7 +125,7 @@ class ClusterFL:
 
     def init(self, setup: Setup) -> State:
         """All rows are equal."""
-        clients = setup.all_clients("holds a model of every client")
+        clients = setup.all_clients("keeps a model of every client")
         return State(
             round=0,
             clients=clients,
@@ -156,6 +156,7 @@ class ClusterFL:
         rows = state.rows.clone()
         for report in reports:
             rows[state.clients.index(report.of)] = trees.flatten(report.give["model"].values)
+        # Labels are for reports and for `mean`; u_k itself needs no hard clusters.
         labels = cluster_labels(rows.double(), self.clusters)
         groups = dict(zip(state.clients, labels, strict=True))
         return replace(state, round=state.round + 1, rows=rows, groups=groups)
@@ -210,16 +211,18 @@ def shares(rows: Tensor, k: int) -> Tensor:
 
 def cluster_labels(rows: Tensor, k: int) -> list[int]:
     """The clients' clusters: k-means on the rows of F."""
+    # Imported where it is used: scikit-learn is slow to load.
     from sklearn.cluster import KMeans
 
     # Rounded, since rows that differ only by rounding would be distinct points to k-means.
     points = leading_eigenvectors(rows, k).numpy().round(9)
-    distinct = len({tuple(point) for point in points.tolist()})
+    distinct = len(set(map(tuple, points.tolist())))
     if distinct <= 1:
         return [0] * len(rows)
     # k-means cannot make more clusters than there are distinct points.
     rule = KMeans(min(k, distinct), n_init=10, random_state=0)
-    return renumbered([int(label) for label in rule.fit_predict(points)])
+    # Numbered anew: which cluster k-means calls 0 is a matter of its random start.
+    return renumbered(rule.fit_predict(points).tolist())
 
 
 def start_personal(carry: Carry, client: Client) -> Carry:

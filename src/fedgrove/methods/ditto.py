@@ -37,7 +37,7 @@ class Ditto(FedAvg):
         """Train the global model, then the personal one; send the first, keep the second."""
         if verb == "train":
             return (
-                # First of all, so that old and new clients have the same trees, and train at once.
+                # First, so that old and new clients have equal sets of trees, and train at once.
                 Edit(begin_personal),
                 Train(self.objective, self.local),
                 # `pull` is towards carry["model"], the global model as it was received.

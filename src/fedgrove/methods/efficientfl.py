@@ -84,6 +84,7 @@ class EfficientFL(CommonParts):
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean; after the first round the mask."""
+        # Updates are averaged from nothing, models from the one that was sent.
         mean = self.mean.start(None if self.bits else state.model)
         for report in reports:
             packet = report.give["update"] if self.bits else report.give["model"]
@@ -94,6 +95,7 @@ class EfficientFL(CommonParts):
             update = model
             model = {k: w + update[k].to(w.dtype) for k, w in state.model.items()}
         mask = state.mask
+        # After one dense round: magnitudes of a random start are no evidence.
         mask_is_due = not mask and self.density < 1
         if mask_is_due:
             scores = self.score(trees.pick(model, state.prunable))

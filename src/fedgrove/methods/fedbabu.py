@@ -57,6 +57,7 @@ class FedBABU(FedAvg):
         """Train the body under the head and send it; to use the model, tune the head first."""
         whole = Edit(complete_from_start)
         if verb == "train":
+            # The head takes part in the forward pass, but stays as both sides drew it.
             body = Train(self.objective, self.local, frozen="fixed")
             return (whole, body, Give(send_received))
         return {"use": (whole, *self._tuning())}[verb]
@@ -68,6 +69,7 @@ class FedBABU(FedAvg):
         recipe = self.local
         if recipe is not None:
             recipe = replace(recipe, epochs=self.tune)
+        # The other way round: what was received, the body, stays, and the head is trained.
         return (Train(self.objective, recipe, "model", "model", frozen="received"),)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:

@@ -70,7 +70,7 @@ class State:
 
     round: int
     clients: tuple[int, ...]
-    """Those who are asked when the groups are formed: all, or a sample of many."""
+    """Those who report when the groups are formed: all, or a sample of many."""
     models: dict[int, Tree]
     """By group; before the clustering there is one model for all, under 0."""
     groups: dict[int, int]
@@ -80,7 +80,7 @@ class State:
     centres: dict[int, Tensor]
     """By group: its mean update, where late joiners find their group."""
     joined: int = -1
-    """The last round before which clients that were not asked joined a group."""
+    """The last round before which clients outside that sample joined a group."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class FedCHAR(CommonParts):
     warmup: int = 10
     """Rounds before the clients are grouped; in a run no longer than this they never are."""
     clusters: int = 3
-    """How many groups; 0: as many as give the best silhouette."""
+    """How many groups; 0: the number with the best silhouette."""
     pull: Proximal = Proximal(mu=0.1)
     """The pull of the personal model towards its group's."""
     grouping: AverageLinkage | Bipartition = AverageLinkage()
@@ -121,12 +121,14 @@ class FedCHAR(CommonParts):
         return {"model": Packet(state.models[state.groups.get(client, 0)])}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains; after the warm-up all clients are first asked for an update."""
+        """The cohort trains; after the warm-up all clients first send an update."""
         if state.round < self.warmup:
             return [Task(client, self.deliver(state, client)) for client in cohort]
         if not state.groups:
+            # Everyone, whoever is in the cohort: groups are formed once.
             model = Packet(state.models[0])
             return [Task(client, {"model": model}, verb="cluster") for client in state.clients]
+        # The model that the groups were formed at: only updates from there can be compared.
         reference = Packet(state.reference)
         joining = joining_before_round(state, cohort)
         if joining:
@@ -184,7 +186,7 @@ class FedCHAR(CommonParts):
         one_epoch = None if self.local is None else replace(self.local, epochs=1)
         return {
             "train": (
-                # First of all, so that old and new clients have the same trees, and train at once.
+                # First, so that old and new clients have equal sets of trees, and train at once.
                 Edit(begin_personal),
                 Train(self.objective, self.local),
                 Train(self.objective + self.pull, self.local, start="personal", end="personal"),
@@ -201,7 +203,8 @@ class FedCHAR(CommonParts):
 
 def send_update(carry: Carry, client: Client) -> Outcome:
     """The update of the parameters, in 16 bits: only its direction counts."""
-    update = {k: carry["local"][k] - carry["model"][k] for k in client.layout.params}
+    names = client.layout.params
+    update = trees.sub(trees.pick(carry["local"], names), trees.pick(carry["model"], names))
     return Outcome({"update": Packet(Half()(update))})
 
 

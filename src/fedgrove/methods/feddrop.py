@@ -40,6 +40,7 @@ class FedDrop(HeteroFL):
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""
+        # A draw is of one round's training; no client has channels to keep for use.
         return {"model": Packet(state.model)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -47,6 +48,7 @@ class FedDrop(HeteroFL):
         groups = groups_from_plain(state.structure)
         tasks = []
         for k in cohort:
+            # From names, not from a state of a generator: a resumed run draws what it would have.
             generator = torch_rng(self.draw, state.round, k, "channels")
             channels = select_random(groups, state.shares[k], generator)
             tasks.append(Task(k, {"model": extract_submodel(state.model, groups, channels)}))

@@ -16,7 +16,7 @@ Every ``every`` rounds, before round ``until``, a client readjusts its mask in b
     M_k     = M_k with the a_r c_l largest |dL_k/dw| outside it, which start at 0 -> regrow
     w_k     = after more epochs, under M_k                                        -> Train
 
-The server keeps as many weights of each layer as before::
+The server keeps the number of weights of each layer::
 
     w_j     = sum_k n_k m_kj w_kj / sum_k n_k m_kj over those who have j          -> WeightedMean
     M       = the c_l largest |w_j| of each layer, among those that anybody has   -> top
@@ -127,26 +127,26 @@ class FedDST(CommonParts):
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mean over those who have each weight; of these the largest of every layer stay."""
         mean = self.mean.start(state.model)
-        held = trees.map(torch.zeros_like, state.mask)
+        in_use = trees.map(torch.zeros_like, state.mask)
         for report in reports:
             packet = report.give["model"]
             mask = packet.mask or {}
             mean.add(packet.values, report.examples, mask)
-            for name in held:
-                # Who sends no mask has all.
-                held[name] = held[name] | mask.get(name, True)
+            for name in in_use:
+                # A client that sends no mask has all weights.
+                in_use[name] = in_use[name] | mask.get(name, True)
         model = mean.value()
         mask = state.mask
-        anybody_answered = any(bool(leaf.any()) for leaf in held.values())
-        if anybody_answered:
-            mask = self._largest(model, held, state.mask)
+        a_client_answered = any(bool(leaf.any()) for leaf in in_use.values())
+        if a_client_answered:
+            mask = self._largest(model, in_use, state.mask)
         return replace(state, round=state.round + 1, model=trees.apply_mask(model, mask), mask=mask)
 
-    def _largest(self, model: Tree, held: Mask, before: Mask) -> Mask:
-        """As many weights of each layer as before: the largest of those that anybody has."""
-        scores = self.score(trees.pick(model, held))
-        # Below every magnitude: the mean has left what nobody has as it was.
-        scores = trees.map(lambda score, has: torch.where(has, score, -1.0), scores, held)
+    def _largest(self, model: Tree, in_use: Mask, before: Mask) -> Mask:
+        """The number of weights of each layer stays: the largest of those that any client has."""
+        scores = self.score(trees.pick(model, in_use))
+        # Below every magnitude: the mean has left what no client has as it was.
+        scores = trees.map(lambda score, has: torch.where(has, score, -1.0), scores, in_use)
         return top(scores, {name: int(leaf.sum()) for name, leaf in before.items()})
 
     def _until(self, rounds: int) -> int:
@@ -200,8 +200,10 @@ class FedDST(CommonParts):
             return values
         until = self._until(rounds)
         readjustments = [r for r in range(rounds) if self._readjusts_in(r, until)]
-        # After a readjustment in the last round there is none to begin with its mask.
-        new_masks = 1 + sum(r < rounds - 1 for r in readjustments)
+        new_masks = 1 + len(readjustments)
+        if readjustments and readjustments[-1] == rounds - 1:
+            # After a readjustment in the last round there is none to begin with its mask.
+            new_masks -= 1
         return values + round(weights / 8 * cohort * (len(readjustments) + new_masks))
 
 
@@ -235,8 +237,8 @@ def readjust(carry: Carry, client: Client) -> Carry:
         before = kept.reshape(-1)
         count = round(share * int(before.sum()))
         left = prune(before, weights.abs(), count)
-        nobody = torch.zeros_like(left)
-        mask[name] = regrow(left, gradient, count, barred=nobody).view(kept.shape)
+        none = torch.zeros_like(left)
+        mask[name] = regrow(left, gradient, count, barred=none).view(kept.shape)
     return {**carry, "readjusted.mask": mask}
 
 

@@ -85,8 +85,10 @@ class FedEM:
     def init(self, setup: Setup) -> State:
         """The network's initial parameters and other draws of them."""
         # Different draws: equal components would stay equal for ever.
-        others = (setup.fresh(m) for m in range(1, self.components))
-        return State(0, (setup.params, *others))
+        models = [setup.params]
+        for m in range(1, self.components):
+            models.append(setup.fresh(m))
+        return State(0, tuple(models))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """All components."""
@@ -133,7 +135,9 @@ class FedEM:
 
     def _send(self, carry: Carry, client: Client) -> Outcome:
         """All components; the shares stay."""
-        give = {name_of(m): Packet(carry[f"local{m}"]) for m in range(self.components)}
+        give = {}
+        for m in range(self.components):
+            give[name_of(m)] = Packet(carry[f"local{m}"])
         return Outcome(give, memory={"shares": carry["shares"]})
 
     def _largest_first(self, carry: Carry, client: Client) -> Carry:
@@ -142,9 +146,13 @@ class FedEM:
         So the one that fine-tuning trains is the one that counts most.
         """
         order = carry["shares"]["pi"].argsort(descending=True, stable=True)
-        first, *others = [carry[name_of(int(m))] for m in order]
-        ordered = {name_of(place): model for place, model in enumerate(others, start=1)}
-        return {**carry, **ordered, "model": first, "shares": {"pi": carry["shares"]["pi"][order]}}
+        ordered = dict(carry)
+        for place, m in enumerate(order.tolist()):
+            # The first is "model", which fine-tuning trains; model0 is not read any more.
+            name = name_of(place) if place else "model"
+            ordered[name] = carry[name_of(m)]
+        ordered["shares"] = {"pi": carry["shares"]["pi"][order]}
+        return ordered
 
     @property
     def tuned(self) -> str:
@@ -152,9 +160,10 @@ class FedEM:
         return "model"
 
     def predict(self, net: Net, model: Tree, x: Tensor, carry: Carry) -> Tensor:
-        """The mixture of what all components say."""
-        others = [carry[name_of(m)] for m in range(1, self.components)]
-        outputs = [net(each, x, train=False).logits for each in (model, *others)]
+        """The mixture of all components' predictions."""
+        outputs = [net(model, x, train=False).logits]
+        for m in range(1, self.components):
+            outputs.append(net(carry[name_of(m)], x, train=False).logits)
         own = carry.get("client", {})
         return mixed(net, torch.stack(outputs), carry["shares"]["pi"], own)
 
@@ -269,5 +278,6 @@ def mixed(net: Net, outputs: Tensor, pi: Tensor, own: Tree) -> Tensor:
     """
     if net.problem.name != CLASSES.name:
         return (pi[:, None, None] * outputs).sum(0)
+    # A mixture of probabilities, not of logits; as logarithms, so that small ones do not vanish.
     log_probabilities = F.log_softmax(restrict_outputs(outputs, own), 2)
     return torch.logsumexp(log_probabilities + pi.log()[:, None, None], 0)

@@ -188,7 +188,7 @@ class GeneratorTraining:
     ) -> Tree:
         """The generator after its steps; ``net`` runs it, ``layout`` and ``model`` are the head's.
 
-        ``shares`` (outputs,) say how often each class is asked for.
+        ``shares`` (outputs,) are how often each class is drawn.
         """
         random = torch_rng(seed, "generator")
         classes = len(shares)
@@ -199,13 +199,15 @@ class GeneratorTraining:
         for _ in range(self.steps):
             y = torch.multinomial(shares, self.batch, replacement=True, generator=random)
             noise = torch.randn(self.batch, noise_size, generator=random).to(w.dtype)
+            # A new leaf in each step, or the graphs of all steps would stay connected.
             leaf = w.detach().requires_grad_()
             z = net(trees.unflatten(leaf, params), generator_inputs(y, noise, classes), True).logits
             loss = F.cross_entropy(head_logits(layout, model, z), y)
             loss = loss + self.diversity * sameness(z, noise)
             (g,) = torch.autograd.grad(loss, leaf)
             w, state = self.optimiser.step(w, g, state, self.optimiser.lr)
-        return {name: value.clone() for name, value in trees.unflatten(w, params).items()}
+        # Copies, so that no leaf of the state is a view of another tensor's memory.
+        return trees.map(Tensor.clone, trees.unflatten(w, params))
 
 
 def sameness(z: Tensor, noise: Tensor) -> Tensor:
@@ -341,7 +343,9 @@ class FedGen(CommonParts):
         weights = torch.where(own, counts, torch.zeros_like(counts)).double()
         is_known = bool(weights.sum() > 0)
         if not is_known:
+            # Any classes will do: their term has weight 0 below.
             weights = torch.ones_like(weights)
+        # From the client's seed: what is drawn does not depend on the engine.
         random = torch_rng(client.seed, "generated")
         y = torch.multinomial(weights, self.samples, replacement=True, generator=random)
         noise = torch.randn(self.samples, self.noise, generator=random).to(counts.dtype)
@@ -361,14 +365,15 @@ class FedGen(CommonParts):
 
 
 def label_name(label: int) -> str:
-    """Under which name a client tells how often it has a class."""
+    """Under which name a client reports how often it has a class."""
     return f"label{label}"
 
 
 def send_with_counts(carry: Carry, client: Client) -> Outcome:
     """The model, and how often the client has each class."""
-    told = carry["settings"]["counts"]
-    counts: Tensor = carry["labels"].get("counts", torch.zeros_like(told))
+    totals = carry["settings"]["counts"]
+    # A client without training data has no batch to count.
+    counts: Tensor = carry["labels"].get("counts", torch.zeros_like(totals))
     metrics = {label_name(label): float(count) for label, count in enumerate(counts)}
     return Outcome({"model": Packet(carry["local"])}, metrics)
 
@@ -377,5 +382,5 @@ def expected_counts(task: Task, net: Net) -> ExpectedReport:
     """The model as it was sent, and a count for each class."""
     counts = task.settings["counts"]
     assert isinstance(counts, Sequence)
-    metrics = {label_name(label): (0.0, MOST_EXAMPLES) for label in range(len(counts))}
+    metrics = dict.fromkeys(map(label_name, range(len(counts))), (0.0, MOST_EXAMPLES))
     return ExpectedReport({"model": ExpectedPacket.of(task.send["model"].values)}, metrics)

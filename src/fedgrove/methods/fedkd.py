@@ -274,7 +274,7 @@ class MutualDistillation(Objective):
         mentor_task = mean(problem.losses(mentor, batch.y, own))
         apart = mean(divergence(problem, mentor.detach(), mentee, own))
         apart = apart + mean(divergence(problem, mentee.detach(), mentor, own))
-        # Where both are sure of the data they are all but 0: no division by that.
+        # Where both networks fit the data the losses are all but 0, and no divisor.
         tasks = (mentee_task + mentor_task).detach().clamp_min(SMALLEST_LOSS)
         return mentee_task + mentor_task + self.weight * apart / tasks, {}
 
@@ -443,6 +443,7 @@ class FedKD:
         names = self._factored(mentee)
         if names:
             factors = [empty_factors(params[name]) for name in names]
+            # Shapes do not depend on the rank: the server knows them before the client does.
             for packet, each in zip("usv", zip(*factors, strict=True), strict=True):
                 forms[packet] = ExpectedPacket.of(dict(zip(names, each, strict=True)))
         return ExpectedReport(forms)
@@ -465,7 +466,7 @@ class FedKD:
 
 
 def mentee_of(net: Net) -> Net:
-    """The network that travels: one of its own name, or the run's."""
+    """The network that travels: the one named "mentee", or the run's."""
     return net.nets.get("mentee", net.nets["model"])
 
 
@@ -489,7 +490,7 @@ def begin_pair(carry: Carry, client: Client) -> Carry:
     """
     rest = dict(carry)
     first = client.start if "mentee" in client.nets else carry["model"]
-    # Taken out, so that old and new clients have the same trees, and train at once.
+    # Taken out, so that old and new clients have equal sets of trees, and train at once.
     mentor = rest.pop("mentor", first)
     pair = join(carry["model"], mentor)
     return {**rest, "pair": trees.pick(pair, client.nets["pair"].layout.shapes)}

@@ -50,10 +50,12 @@ class LabelCounts:
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """The counts of one batch."""
+        # One example is enough for the number of outputs.
         outputs = net(params, batch.x[:1], train=False).logits
         targets = class_targets(net.problem, outputs, batch.y, carry.get("client", {}))
         classes = torch.arange(outputs.shape[1], device=outputs.device)
         is_label = classes == targets.y.unsqueeze(1)
+        # Padding has weight 0, and is not counted.
         counts = (is_label.to(batch.weight.dtype) * batch.weight.unsqueeze(1)).sum(0)
         own = targets.own.to(counts.dtype)
         return {"counts": counts * own, "is_class": own}
@@ -96,6 +98,7 @@ def margins(counts: Tensor, is_class: Tensor) -> Tensor:
     >>> margins(torch.tensor([16.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor([  0.5000, 100.0000,   0.0000])
     """
+    # Bounded first: 0 to a negative power is infinite.
     rare = counts.clamp_min(LEAST_COUNT) ** -0.25
     return torch.where(is_class > 0, rare, torch.zeros_like(rare))
 

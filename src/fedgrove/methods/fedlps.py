@@ -11,7 +11,7 @@ the predictor. Round :math:`t`, cohort :math:`S_t`::
 
 M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
 both sides (or from given weights) and never travels. A client uses (e, p M_k). The paper has one
-predictor for each task, told which is which: run it with ``per_task``. The paper's encoder is
+predictor for each task, given which is which: run it with ``per_task``. The paper's encoder is
 trained before; a random one is of no use, so by default there is none. With a share of 1 for all
 this is then FedAvg.
 
@@ -133,7 +133,7 @@ class FedLPS(CommonParts):
             packet = report.give["model"]
             chosen = read_packet_channels(packet, groups)
             if any(not bool(kept.any()) for kept in chosen.values()):
-                # A layer without channels is no model. Its client is asked again.
+                # A layer without channels is no model. Its client prunes again when it is drawn.
                 continue
             mean.add(fill_missing_channels(packet, state.model, groups), report.examples)
             if not is_whole(chosen):
@@ -170,7 +170,7 @@ class FedLPS(CommonParts):
 
 @dataclass(frozen=True)
 class ChoosePart:
-    """Of what the client trained it keeps the channels of largest L1, as many as its share.
+    """Of what the client trained it keeps its share of the channels, those of largest L1.
 
     ``carry["local"]`` is what is left, ``carry["model.mask"]`` the mask.
     """
@@ -195,6 +195,7 @@ def encoder_names(layout: Layout, share: float) -> tuple[str, ...]:
     names: list[str] = []
     for layer in first:
         names += [name for name in layer.names if name not in trained]
+    # Each name once, in order: layers may share a tensor.
     return tuple(dict.fromkeys(names))
 
 
@@ -213,10 +214,16 @@ def predictor_size(net: Net, encoder: float, share: float) -> int:
     """Parameters of the predictor with this share of every layer's channels."""
     frozen = encoder_names(net.layout, encoder)
     groups = predictor_groups(net, frozen)
-    names = [name for name in net.layout.params if name not in frozen]
+    # How many channels stay decides the size, not which: the first are as good as any.
     mask = expand_channels(groups, net.layout.shapes, select_first(groups, share))
-    removed = sum(int((~mask[name]).sum()) for name in names if name in mask)
-    return net.layout.count(names) - removed
+    size = 0
+    for name in net.layout.params:
+        if name in frozen:
+            continue
+        size += net.layout.count([name])
+        if name in mask:
+            size -= int((~mask[name]).sum())
+    return size
 
 
 def expected_own_part(task: Task, net: Net) -> ExpectedReport:

@@ -93,7 +93,7 @@ class FedMask(CommonParts):
         return State(0, trees.map(torch.ones_like, trees.pick(setup.params, names)))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """What most clients use, for those who have no mask of their own yet."""
+        """What most clients use, for those who have no mask yet."""
         return {"bits": Packet(majority(state.votes))}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -101,11 +101,14 @@ class FedMask(CommonParts):
         return [Task(client, self.deliver(state, client)) for client in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who may use a weight; where nobody may, the vote stays."""
+        """The mean over those who may use a weight; where none may, the vote stays."""
         mean = self.mean.start(state.votes)
         for report in reports:
             packet = report.give["bits"]
-            votes = {name: leaf.to(state.votes[name].dtype) for name, leaf in packet.values.items()}
+            votes = {}
+            for name, leaf in packet.values.items():
+                # Bits become numbers: their mean is the share of clients that use a weight.
+                votes[name] = leaf.to(state.votes[name].dtype)
             mean.add(votes, report.examples, packet.mask)
         return State(state.round + 1, mean.value())
 
@@ -128,11 +131,11 @@ class FedMask(CommonParts):
         }[verb]
 
     def _begin(self, carry: Carry, client: Client) -> Carry:
-        """Scores from the server's bits, in the places of the weights; the rest stands beside."""
+        """Scores from the server's bits, in the places of the weights, next to the other tensors."""
         frozen = self.network(client)
         weights = trees.pick(frozen, client.layout.prunable)
         rest = dict(carry)
-        # Taken out, so that old and new clients have the same trees, and train at once.
+        # Taken out, so that old and new clients have equal sets of trees, and train at once.
         statistics = rest.pop("statistics", {})
         own = rest.pop("scores", trees.map(torch.zeros_like, weights))
         scores = scores_from(own, carry["bits"], self.scale)
@@ -144,6 +147,7 @@ class FedMask(CommonParts):
         """In its first round a client chooses its part; then its bits are within it."""
         scores = trees.pick(carry["trained"], client.layout.prunable)
         part = carry["part"]
+        # After training: the first scores are equal, and rank nothing.
         if "part" not in client.memory:
             part = one_shot(scores, self.density)
         return {**carry, "part": part, "scores": scores}
@@ -194,6 +198,7 @@ def masked_network(params: Tree, carry: Carry) -> Tree:
     """The weights of the forward pass: those that were drawn, under the mask of the scores."""
     weights = trees.pick(carry["frozen"], params)
     for name, part in carry["part"].items():
+        # The part is fixed and has no gradient; inside it the scores decide, and learn.
         weights[name] = torch.where(part, weights[name], 0.0) * hard(params[name])
     return weights
 

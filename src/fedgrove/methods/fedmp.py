@@ -136,7 +136,9 @@ class EUCB:
         """U of every interval: [low, high), or [low, high] for the last one."""
         weights = [self.discount**age for age in reversed(range(len(plays)))]
         total = sum(weights)
-        gained = sum(weight * reward for (_, reward), weight in zip(plays, weights, strict=True))
+        gained = 0.0
+        for (_, reward), weight in zip(plays, weights, strict=True):
+            gained += weight * reward
         # If nothing was gained there is nothing to divide by.
         mean = gained / total if gained else 1.0
         found = {}
@@ -189,7 +191,7 @@ class State:
 
 @dataclass(frozen=True)
 class FedMP(CommonParts):
-    """One model of which every client trains as many filters as its bandit finds worth its time."""
+    """One model of which every client trains the share of filters that its bandit chooses."""
 
     most: float = 0.8
     """The largest pruning ratio: the share of a layer's filters that a client goes without."""
@@ -226,8 +228,9 @@ class FedMP(CommonParts):
         return tasks
 
     def ratio(self, state: State, client: int) -> float:
-        """What a client's bandit plays in this round: the same whenever it is asked."""
+        """What a client's bandit plays in this round; every call in one round gives one number."""
         edges = state.edges.get(client, (0.0, self.most))
+        # Drawn from round and client, since `fold` needs the number that `plan` played.
         generator = torch_rng(self.draw, state.round, client, "ratio")
         draw = float(torch.rand((), generator=generator, dtype=torch.float64))
         return self.bandit(edges, state.plays.get(client, ()), draw)
@@ -289,7 +292,7 @@ class FedMP(CommonParts):
         layout = client.layout if thin is None else thin.net.layout
         metrics = {"seconds": seconds(client.info, layout.macs, layout.size, epochs)}
         sums = carry["loss"]
-        # Without validation data a client says nothing of its loss, nor if that is not finite.
+        # Without validation data a client reports no loss, nor if that is not finite.
         if sums:
             loss = float(sums["loss"] / sums["examples"])
             if math.isfinite(loss):
@@ -320,6 +323,7 @@ def seconds(info: ClientInfo, macs: int, params: int, epochs: int) -> float:
 
 def mean_loss(losses: Mapping[int, tuple[int, float]]) -> float:
     """The mean over clients, weighted by examples, in whatever order they answered."""
+    # fsum rounds once, at the end: the order of reports does not matter.
     total = math.fsum(examples for examples, _ in losses.values())
     return math.fsum(examples * loss for examples, loss in losses.values()) / total
 
@@ -333,8 +337,9 @@ def rewarded(drop: float, times: Mapping[int, float]) -> dict[int, float]:
     mean = math.fsum(times.values()) / len(times)
     rewards = {}
     for client, time in times.items():
-        # Relative to the mean, which is 0 only if all say that they take no time.
+        # Relative to the mean, which is 0 only if all report that they take no time.
         gap = abs(time - mean) / mean if mean else 0.0
+        # A loss that rose is no reward for any width, rather than a punishment of all.
         rewards[client] = max(0.0, drop) / max(gap, LEAST_GAP)
     return rewards
 

@@ -68,7 +68,7 @@ from ..trees import Mask, Tree
 
 @dataclass(frozen=True)
 class State:
-    """The round of so many, the one model and its mask."""
+    """The round, the number of rounds, the one model and its mask."""
 
     round: int
     rounds: int
@@ -158,6 +158,7 @@ class FedPrune(CommonParts):
         weights = trees.pick(state.model, importance)
         used = state.mask or trees.map(all_kept, weights)
         total = trees.size(weights)
+        # Before this step: the smallest of these compete with pruned weights.
         in_use = int(trees.flatten(used).sum())
         if self.adaptive is None:
             steps = self._steps(state.rounds)
@@ -285,8 +286,8 @@ class RiskPerTime:
     """
 
     fixed: float = 0.15
-    """What a round takes without any weight, beside what all of them add. (The authors'
-    coefficients for FEMNIST: 6.2 seconds, beside 6.5e-6 seconds for each of 6.6 million weights.)
+    """What a round takes without any weight, as a share of what all of them add. (The authors'
+    coefficients for FEMNIST: 6.2 seconds, and 6.5e-6 seconds for each of 6.6 million weights.)
     """
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ class FedRolex(HeteroFL):
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""
+        # A window is of one round's training; no client has channels to keep for use.
         return {"model": Packet(state.model)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -41,6 +42,7 @@ class FedRolex(HeteroFL):
         groups = groups_from_plain(state.structure)
         tasks = []
         for k in cohort:
+            # By the round alone: over the rounds every channel is trained equally often.
             window = select_window(groups, state.shares[k], state.round)
             tasks.append(Task(k, {"model": extract_submodel(state.model, groups, window)}))
         return tasks

@@ -64,12 +64,12 @@ from ..trees import Mask, Tree
 
 @dataclass(frozen=True)
 class State:
-    """The round, the model and its mask, and who is asked for sensitivities."""
+    """The round, the model and its mask, and the clients that report sensitivities."""
 
     round: int
     model: Tree
     mask: Mask
-    """Empty until all clients have been asked."""
+    """Empty until sensitivities are known."""
     clients: tuple[int, ...]
 
 
@@ -82,14 +82,14 @@ class FedSNIP(CommonParts):
     allocation: GlobalRank | Uniform = GlobalRank()
     """How the kept weights are divided among layers."""
     ask: int = 1000
-    """At most this many clients, drawn from the seed, are asked for sensitivities."""
+    """At most this many clients, drawn from the seed, report sensitivities."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         check(self.ask >= 1, "ask", self.ask, "1 or more clients")
 
     def init(self, setup: Setup) -> State:
-        """Dense, until all clients have been asked."""
+        """Dense, until sensitivities are known."""
         # Raises where there is nothing to prune.
         weights_to_prune(setup.layout, self.density)
         return State(0, setup.params, {}, setup.some_clients(self.ask))
@@ -99,8 +99,9 @@ class FedSNIP(CommonParts):
         return {"model": Packet(state.model, state.mask or None)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """All clients are asked for sensitivities first; then the cohort trains."""
+        """All clients report sensitivities first; then the cohort trains."""
         if self._needs_mask(state):
+            # No model is sent: clients measure at the start, which they draw from the seed.
             return [Task(client, verb="snip") for client in state.clients]
         return [Task(client, self.deliver(state, client)) for client in cohort]
 

@@ -10,7 +10,7 @@ each layer::
 
 Clients train without a mask, so that a pruned weight may come back; what travels is sparse both
 ways. Biases and norm layers are never pruned. The first broadcast is the pruned initial model. With
-``static`` its mask stays for good, and clients train under it; nothing is pruned again. With
+``static`` its mask never changes, and clients train under it; nothing is pruned again. With
 density 1 this is FedAvg.
 
 - Shared: a sparse model, pruned anew every round.
@@ -74,7 +74,7 @@ class FixedPrune(CommonParts):
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
 
     def prune(self, model: Tree, prunable: Iterable[str]) -> Packet:
-        """The model with the largest weights of each layer, and the mask that says which."""
+        """The model with the largest weights of each layer, and the mask of these."""
         scores = self.score(trees.pick(model, prunable))
         mask = top(scores, self.allocation(scores, self.density))
         return Packet(trees.apply_mask(model, mask), mask)

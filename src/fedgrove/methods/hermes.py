@@ -141,7 +141,7 @@ class Hermes(CommonParts):
         check_start(setup, len(self.schedule), self.score, self.devices, self.local)
         return State(
             round=0,
-            clients=setup.all_clients("asks every client in every round of its first stage"),
+            clients=setup.all_clients("includes every client in every round of its first stage"),
             structure=groups_to_plain(find_groups(setup.net)),
             model=trees.pick(setup.params, list_shared_tensors(setup.layout, self.share_head)),
             kept={},
@@ -173,6 +173,7 @@ class Hermes(CommonParts):
         kept: dict[int, Channels] = {}
         is_last = self._is_last_of_stage(state)
         for report in reports:
+            # Earlier reports are empty, but clients do their work as reports are drawn.
             if is_last:
                 kept[report.of] = add_submodel(mean, report.give["model"], groups, report.examples)
         return replace(
@@ -190,6 +191,7 @@ class Hermes(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Recover, train, slim, train; or train the sub-model the client has."""
+        # Without SAFL's pull towards a cluster: Hermes has no clusters.
         guided = self.objective + self.sparse
         start = start_personal if self.recover else start_with_what_is_left
         mask = "" if self.recover else "left.mask"
@@ -229,7 +231,7 @@ class Hermes(CommonParts):
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """SAFL's formula without its clusters: N M (1 + p) + 2 G p M per client of the cohort.
 
-        See the page docs/papers/hermes.md.
+        See docs/papers/hermes.md.
         """
         pruning_rounds = len(self.schedule)
         if not pruning_rounds:

@@ -53,7 +53,7 @@ class State:
 
 @dataclass(frozen=True)
 class HeteroFL(CommonParts):
-    """One model of which every client trains the first channels, as many as its device can hold."""
+    """One model of which every client trains the first channels; their share fits its device."""
 
     widths: tuple[float, ...] = ()
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
@@ -73,6 +73,7 @@ class HeteroFL(CommonParts):
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's own width of the model."""
         groups = groups_from_plain(state.structure)
+        # Nested: a narrow client's channels are among those of every wider one.
         channels = select_first(groups, state.shares[client])
         return {"model": extract_submodel(state.model, groups, channels)}
 

@@ -88,7 +88,7 @@ class IFCA(CommonParts):
         return [Task(k, self.deliver(state, k)) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean of those who chose a model; one that nobody chose stays."""
+        """The weighted mean of those who chose a model; one that no client chose stays."""
         means: dict[int, Average] = {}
         groups = dict(state.groups)
         for report in reports:
@@ -104,6 +104,7 @@ class IFCA(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Choose; then train and send, or use."""
+        # Of the training data: the choice must not see what the model is scored on.
         losses = Measure("losses", Losses(self.clusters), Batches("train"), of="model0")
         if verb == "train":
             train = Train(self.objective, self.local)

@@ -1,4 +1,4 @@
-r"""LotteryFL: every client prunes a ticket of its own and rewinds it to the initial weights (Li et
+r"""LotteryFL: every client prunes its personal ticket and rewinds it to the initial weights (Li et
 al., "LotteryFL: Empower Edge Intelligence with Personalized and Communication-Efficient Federated
 Learning", SEC 2021, and arXiv 2008.03371).
 
@@ -67,7 +67,7 @@ class State:
 
 @dataclass(frozen=True)
 class LotteryFL(CommonParts):
-    """A shared model of which every client has a part of its own, found by iterative pruning."""
+    """A shared model of which every client has a personal part, found by iterative pruning."""
 
     density: float = 0.5
     """What a client's ticket has in the end, in every layer."""
@@ -113,14 +113,17 @@ class LotteryFL(CommonParts):
             packet = report.give["model"]
             mean.add(packet.values, report.examples, packet.mask)
             if packet.mask:
-                # A layer that a mask does not name is whole.
-                named = {k: packet.mask.get(k, all_kept(state.model[k])) for k in state.prunable}
+                named = {}
+                for name in state.prunable:
+                    # A layer that a mask does not name is whole.
+                    named[name] = packet.mask.get(name, all_kept(state.model[name]))
+                # As bits: the server keeps one ticket per client.
                 tickets[report.of] = packed(named)
         tickets = dict(sorted(tickets.items()))
         return State(state.round + 1, mean.value(), state.prunable, tickets)
 
     def _may_prune(self, packet: Packet) -> bool:
-        """Whether a ticket has more weights than the density asks for."""
+        """Whether a ticket has more weights than the density allows."""
         if self.density == 1 or packet.mask is None:
             return self.density < 1
         return any(int(kept.sum()) > self._target(kept) for kept in packet.mask.values())
@@ -156,7 +159,7 @@ class LotteryFL(CommonParts):
         for name in client.layout.prunable:
             kept = all_kept(model[name]) if mask is None else mask[name]
             smaller[name] = self._pruned(kept, model[name])
-        # Train masks what it starts from.
+        # Rewound: from the initial weights, which Train masks before its first step.
         return {**carry, "ticket": client.start, "ticket.mask": smaller}
 
     def _is_good(self, sums: Tree, client: Client) -> bool:

@@ -133,7 +133,7 @@ class MOON(FedAvg):
         """Alg. 1, PartyLocalTraining: train against the last model, send, and keep the new one."""
         if verb == "train":
             return (
-                # First of all, so that old and new clients have the same trees, and train at once.
+                # First, so that old and new clients have equal sets of trees, and train at once.
                 Edit(begin_previous),
                 Train(self.objective + self.contrast, self.local),
                 Give(send_and_keep),

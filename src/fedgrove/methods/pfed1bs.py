@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 PROJECTION = "projection"
 CONSENSUS = "consensus"
-"""Where the carry holds the projection, and the signs that all agreed on."""
+"""Names in the carry: the projection, and the signs that all agreed on."""
 
 
 BLOCK = 64
@@ -110,7 +110,7 @@ def hadamard(x: Tensor, block: Tensor) -> Tensor:
 
 
 def projection(numbers: int, rows: int, dtype: torch.dtype) -> Tree:
-    """D, S and a block of H: what projects to so many rows; the same on all sides.
+    """D, S and a block of H: the projection to ``rows`` rows; equal on all sides.
 
     They are drawn once and for all: nothing has to be sent.
     """

@@ -81,7 +81,7 @@ class Gather:
     def add(self, trained: Tensor, evidence: Mapping[str, Tensor]) -> None:
         """Add one client's trained model and its evidence.
 
-        Evidence that is absent, does not fit the mask or holds other numbers than votes is skipped.
+        Evidence that is absent, does not fit the mask or has other numbers than votes is skipped.
         """
         # Distances from the model sent have the same variance as the weights, and are smaller: less
         # is lost when the squared mean is subtracted in since().
@@ -102,7 +102,7 @@ class Gather:
         """These sums added to those ``before``, which may be empty."""
         spread = torch.zeros_like(self._squares)
         pooled = 0
-        # One report is its own mean: it says nothing about how clients differ.
+        # One report is its own mean: it does not show how clients differ.
         if self._reports > 1:
             # sum (x - mean)^2 = sum x^2 - (sum x)^2 / n, which rounding may leave just below 0.
             spread = (self._squares - self._moved**2 / self._reports).clamp(min=0)
@@ -120,7 +120,7 @@ class Gather:
 
 
 def _are_votes(signs: Tensor) -> bool:
-    """Whether none is outside -1 to 1: nobody can count more than once by sending larger numbers.
+    """Whether none is outside -1 to 1: no client counts more than once by sending larger numbers.
 
     >>> _are_votes(torch.tensor([1, -1], dtype=torch.int8)), _are_votes(torch.tensor([1.0, 1.5]))
     (True, False)

@@ -21,7 +21,7 @@ Evidence (variances, signs and gradients) comes with the training reports and is
 last pruning step. That of the first mask comes from the last f rounds of phase 2 or, without a
 phase 2, from the clustering exchange. Where no two clients of a group reported in the same round
 (a group of one, say) Coh = Con = 1: it prunes by magnitude and regrows by gradient. A group of
-which nobody reported since the last step has no gradient: it prunes its deficit and does not churn.
+which no client reported since the last step has no gradient: it prunes its deficit and does not churn.
 A client that missed the clustering does its part of it when it is first drawn, and joins the group
 nearest to its update.
 
@@ -91,7 +91,7 @@ class State:
     round: int
     phases: tuple[int, int, int]
     clients: tuple[int, ...]
-    """Those who are asked when the groups are formed: all, or a sample of many."""
+    """Those who report when the groups are formed: all, or a sample of many."""
     prunable: tuple[str, ...]
     models: dict[int, Tree]
     """By group; before the clustering there is one model for all, under 0."""
@@ -105,7 +105,7 @@ class State:
     """By group: its mean update in the clustering, where late joiners find their group."""
     evidence: dict[int, Sums]
     joined: int = -1
-    """The last round before which clients that were not asked joined a group."""
+    """The last round before which clients outside that sample joined a group."""
 
 
 # ---- the method ----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class CAAFP(CommonParts):
     start: float | None = None
     """Density of the first mask; None: the final one."""
     clusters: int = 3
-    """How many groups; 0: as many as give the best silhouette."""
+    """How many groups; 0: the number with the best silhouette."""
     weights: tuple[float, float, float] = (0.5, 0.25, 0.25)
     """Weights of magnitude, coherence and consistency in the score; they sum to 1."""
     churn: float = 0.05
@@ -221,7 +221,7 @@ class CAAFP(CommonParts):
         return {"model": Packet(state.models[group], state.masks.get(group))}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains; between phases 1 and 2 all clients are asked for an update."""
+        """The cohort trains; between phases 1 and 2 all clients send an update."""
         if self._clock(state).phase is Phase.WARM_UP:
             # Alg. 1, lines 8-11.
             return [Task(client, self.deliver(state, client)) for client in cohort]
@@ -234,13 +234,16 @@ class CAAFP(CommonParts):
         # Alg. 1, lines 32-35 and 58-62. A client that missed the clustering makes up for it in
         # place of this round's training. These clients come first: the order of tasks is the order
         # of reports.
-        newcomers = [client for client in cohort if client not in state.groups]
-        members = [client for client in cohort if client in state.groups]
-        tasks = [self._ask_for_update(state, client) for client in newcomers]
-        # Of each group: a search through its mask takes longer than to make a task.
+        newcomers = []
+        members = []
+        # Once for each group: a search through its mask takes longer than to make a task.
         regrown = self._regrown_by_group(state)
-        tasks += [self._ask_to_train(state, client, regrown) for client in members]
-        return tasks
+        for client in cohort:
+            if client in state.groups:
+                members.append(self._ask_to_train(state, client, regrown))
+            else:
+                newcomers.append(self._ask_for_update(state, client))
+        return newcomers + members
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mean of each group under its mask, newcomers to their groups, a step if it is due."""
@@ -292,7 +295,7 @@ class CAAFP(CommonParts):
         """Whether there is anything to prune in this run."""
         return state.phases[2] > 0 and min(self.first, self.density) < 1
 
-    # ---- what clients are asked for --------------------------------------------------------------
+    # ---- what clients have to do -----------------------------------------------------------------
 
     def _uses_evidence(self, state: State) -> bool:
         """Whether a pruning step will use what clients measure in the next exchange."""
@@ -313,7 +316,7 @@ class CAAFP(CommonParts):
         """The update that the client would make from the reference (Alg. 1, lines 17-20)."""
         is_clustering = not state.groups
         verb = "cluster"
-        # A client that joins later says nothing about the first mask, which is made by then.
+        # A client that joins later is no evidence for the first mask, which is made by then.
         if is_clustering and self._uses_evidence(state):
             verb = "cluster:evidence"
         if state.phases[0] == 0:
@@ -338,7 +341,7 @@ class CAAFP(CommonParts):
         model = self.deliver(state, client)
         if not regrown:
             return Task(client, model, verb="train:near")
-        # Of the pruned weights' gradients a client sends as many as that step will regrow.
+        # Of the pruned weights' gradients a client sends the number that the step will regrow.
         settings = {"grow": regrown[state.groups[client]]}
         return Task(client, model, settings, "train:evidence")
 
@@ -397,7 +400,7 @@ class CAAFP(CommonParts):
         sums = state.evidence.get(group, {})
         # Lines 47-53.
         n_prune, n_grow = self._sizes(state, group, t)
-        # What lines 45 and 46 ask of the clients came with their reports.
+        # What lines 45 and 46 request of the clients came with their reports.
         spread = variance(sums)
         signs, n_votes = votes(sums)
         if spread is None:
@@ -405,7 +408,7 @@ class CAAFP(CommonParts):
             # Con = 1 although one client's votes of several rounds may differ.
             signs = None
         if not sums:
-            # Nobody reported, so there is no gradient to regrow by: no churn, only the deficit is
+            # No client reported, so there is no gradient to regrow by: no churn, only the deficit is
             # pruned.
             deficit = n_prune - n_grow
             n_prune = max(deficit, 0)
@@ -434,7 +437,7 @@ class CAAFP(CommonParts):
     # ---- a client --------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train, near the reference and with evidence as the phase asks; or one epoch's update."""
+        """Train, near the reference and with evidence as the phase requires; or one epoch's update."""
         # A verb at a time: this is called for every task.
         match verb:
             case "train":

@@ -23,7 +23,7 @@ class Churn:
     f -> ``every``, rho -> ``rate``. Numbers are rounded to whole weights; the deficit is counted
     from the weights in use, so that the target is met to the weight at the last step. Differs from
     the paper: R is at least 1 (its last steps would divide by 0), no more weights change places
-    than can beside the deficit, and where the first density is below the target (its Fig. 2) the
+    than can next to the deficit, and where the first density is below the target (its Fig. 2) the
     deficit is regrown instead of pruned.
     """
 

@@ -27,9 +27,9 @@ from ..stc.versions import IN_ONE_PACKET, MISSED, update_bits
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 LEAST_SHARE = 1e-7
-"""So small that one value of each layer is sent."""
+"""A share this small sends one value of each layer."""
 MOST_SHARE = 0.5
-"""Of a sign for each value, more says less: what is small is made as large as the rest."""
+"""Above it quality falls: with one magnitude per layer, small values are sent as large ones."""
 NEAR = 0.01
 """A share is good enough when it costs what it should to this part."""
 MOST_TRIES = 20
@@ -100,6 +100,7 @@ def task_bytes(
     memory: str | None = MEMORY,
 ) -> int:
     """The length of a task in the middle of a run."""
+    # Typical numbers: smaller ones may take fewer bytes in a message.
     client = len(setup.clients) // 2
     task = Task(client, send, settings or {}, round=setup.rounds // 2, memory=memory)
     return len(write_task(task, codec))
@@ -119,7 +120,7 @@ def report_bytes(
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the two messages of an exchange hold, with coded updates of random numbers."""
+    """The contents of the two messages of an exchange, with coded updates of random numbers."""
 
     federation: Setup
     model: Tree
@@ -152,7 +153,7 @@ class Exchange:
         later = task_bytes(sent, self.codec, self.federation, settings)
         nothing = {"change": Packet(trees.map(torch.zeros_like, self.model)), **whole}
         first = task_bytes(nothing, self.codec, self.federation, settings, memory=None)
-        # In round 0 all clients hold the model.
+        # In round 0 all clients have the model, and a change of zeros is sent.
         return up + later + (first - later) / self.federation.rounds
 
     def _missed(self, share: float, whole: Mapping[str, Packet]) -> float:
@@ -160,6 +161,7 @@ class Exchange:
         settings = {"up": rounded(share)}
         sizes = [task_bytes(whole, self.codec, self.federation, settings)]
         total = trees.map(torch.zeros_like, self.model)
+        # Updates overlap: what a sum of several takes is measured, not multiplied.
         for number in range(IN_ONE_PACKET):
             total = trees.map(torch.add, total, self._update(share, number))
             sent = {f"{MISSED}0": Packet(total), **whole}
@@ -191,6 +193,7 @@ def _noise(like: Mapping[str, Tensor], number: int) -> Tree:
 
     So are updates: a codec makes use of it, and it makes them overlap.
     """
+    # Fixed seeds: a budget leads to one and the same share in every run.
     scales = torch_rng(0, "channels of a representative update")
     generator = torch_rng(0, "representative update", number)
     noise: Tree = {}
@@ -235,9 +238,11 @@ def share_for(cost: Callable[[float], float], target: float) -> float:
     """
     if cost(MOST_SHARE) <= target:
         return MOST_SHARE
-    low, high = LEAST_SHARE, MOST_SHARE
+    low = LEAST_SHARE
+    high = MOST_SHARE
     middle = low
     for _ in range(MOST_TRIES):
+        # The geometric mean: shares range over seven orders of magnitude.
         middle = math.sqrt(low * high)
         spent = cost(middle)
         if abs(spent - target) <= NEAR * target:
@@ -250,7 +255,7 @@ def share_for(cost: Callable[[float], float], target: float) -> float:
 
 
 def share_of_less(share: float, tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> float:
-    """The share of what a mask leaves that takes as many bytes as a share of all did."""
+    """The share of what a mask leaves that takes the bytes that a share of all did."""
     less = {}
     for name, leaf in tree.items():
         less[name] = leaf[mask[name]] if name in mask else leaf
@@ -271,6 +276,7 @@ def coded_bytes(share: float, tree: Mapping[str, Tensor]) -> float:
     total = 0.0
     for leaf in tree.values():
         kept = max(1, round(share * leaf.numel()))
+        # Four bytes are the layer's one magnitude, in single precision.
         total += update_bits(leaf.numel(), kept) / 8 + 4
     return total
 
@@ -278,13 +284,14 @@ def coded_bytes(share: float, tree: Mapping[str, Tensor]) -> float:
 def waits(clients: int, cohort: int, rounds: int) -> list[float]:
     r"""How many rounds' updates a client has missed when it is drawn: the probability of each.
 
-    Each client is drawn with :math:`p = M/K` in each of T rounds. All hold version 0, so that in
-    round t who was never drawn has missed as much as who was drawn in round 0. Averaged over
+    Each client is drawn with :math:`p = M/K` in each of T rounds. All have version 0, so that in
+    round t a client that was never drawn has missed as much as one that was drawn in round 0. Averaged over
     rounds, j are missed with :math:`(1-p)^{j-1} (1 + p (T - 1 - j)) / T`, and none with 1/T.
 
     >>> [round(p, 4) for p in waits(2, 1, 3)]
     [0.3333, 0.5, 0.1667]
     """
+    # A cohort may be larger than the number of clients: then each is drawn in every round.
     p = cohort / max(clients, cohort)
     chances = [1 / rounds]
     for j in range(1, rounds):

@@ -57,7 +57,7 @@ class GroveClient:
 
     @property
     def has_personal_model(self) -> bool:
-        """Whether a client trains a model of its own next to the group's."""
+        """Whether a client trains a personal model next to the group's."""
         return self.own in ("pulled", "chosen")
 
     def shared_names(self, layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -82,24 +82,28 @@ class GroveClient:
         sent_mask = None
         rest = {}
         for name, tree in carry.items():
-            # All packets that have a mask have the same.
+            # All packets that have a mask have one and the same: any of them will do.
             if name.endswith(".mask"):
                 sent_mask = tree
             else:
                 rest[name] = tree
         shared, rest = receive(rest, trees.pick(client.start, weights))
-        # Taken out, so that old and new clients have the same trees, and train at once.
+        # Taken out, so that old and new clients have equal sets of trees, and train at once. (The
+        # error of the last update is read from the memory when it is needed.)
         rest.pop("left", None)
         kept = rest.pop("kept", {})
         statistics = rest.pop("statistics", {})
+        # The last one wins: the start, over it the client's own layers, over them what is shared.
         complete = {**client.start, **kept, **statistics, **shared}
         model = trees.pick(complete, client.layout.shapes)
         step = rest.pop("step", None)
         personal = rest.pop("personal", model)
         offset = model
         if step is not None:
-            # In the product's memory: to ask for more takes longer than the sum.
-            offset = {**model, **{n: (self.keep * step[n]).add_(model[n]) for n in weights}}
+            offset = dict(model)
+            for name in weights:
+                # In the product's memory: to allocate more takes longer than the sum.
+                offset[name] = (self.keep * step[name]).add_(model[name])
         if sent_mask:
             channels = read_packet_channels(Packet({}, sent_mask), find_groups(client.net))
             mask = make_channel_mask(client.net, channels)
@@ -162,7 +166,7 @@ class GroveClient:
                 owed = trees.map(torch.add, step, left)
             owed = trees.apply_mask(owed, mask or {})
             sent = coded(share, owed, mask)
-            # In place: to ask for memory takes longer than the difference.
+            # In place: to allocate memory takes longer than the difference. `owed` is a copy here.
             memory["left"] = trees.map(Tensor.sub_, owed, sent)
             give["change"] = make_masked_packet(sent, mask)
         if names:

@@ -24,10 +24,10 @@ from .stability import nearest_others
 EVIDENCE = 0.5
 """The share of a head's change that is sent as evidence."""
 FEW = 4
-"""Of fewer clients nobody changes groups."""
+"""With fewer clients than this no client changes its group."""
 LONGEST = 5.0
-"""A change so many times longer than is usual in its round is shortened to that: of what all have
-in common no client decides alone."""
+"""A change that is longer than this many times the median of its round is shortened to that: no
+client decides alone what all have in common."""
 
 Evidence = dict[int, tuple[int, Tensor, Tensor]]
 """By client: its reports, and how its head moved unlike others' in the odd and the even ones."""
@@ -48,7 +48,9 @@ def unlike_others(heads: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """
     if not heads:
         return {}
-    lengths = {client: float(moved.double().norm()) for client, moved in heads.items()}
+    lengths = {}
+    for client, moved in heads.items():
+        lengths[client] = float(moved.double().norm())
     longest = LONGEST * median_low(lengths.values())
     bounded = {}
     for client, moved in heads.items():
@@ -68,8 +70,8 @@ def gathered(
 ) -> Evidence:
     """What is known with the reports of a round; of at most ``most`` clients.
 
-    A sum fades by ``forget`` when its client adds to it. All rounds count the same: the first steps
-    are the longest and say the least.
+    A sum fades by ``forget`` when its client adds to it. All rounds have equal weight: the first
+    steps are the longest and the least informative.
     """
     evidence = dict(before)
     for client, moved in unlike.items():
@@ -89,12 +91,18 @@ def halves(
     evidence: Mapping[int, tuple[int, Tensor, Tensor]],
 ) -> tuple[list[int], Tensor, Tensor]:
     """The clients of whom both halves are known, with a row for each in either half."""
-    ready = [client for client, (count, _, _) in evidence.items() if count >= 2]
+    ready = []
+    odd_rows = []
+    even_rows = []
+    for client, (count, odd, even) in evidence.items():
+        # Reports alternate between the halves: with two, each half has one.
+        if count >= 2:
+            ready.append(client)
+            odd_rows.append(odd)
+            even_rows.append(even)
     if not ready:
         return [], torch.zeros(0, 0), torch.zeros(0, 0)
-    odd = torch.stack([evidence[client][1] for client in ready])
-    even = torch.stack([evidence[client][2] for client in ready])
-    return ready, odd, even
+    return ready, torch.stack(odd_rows), torch.stack(even_rows)
 
 
 def regrouped(
@@ -108,12 +116,13 @@ def regrouped(
     join anew with each; of them the last are remembered.
     """
     after = dict(groups)
-    members = {client: said for client, said in evidence.items() if client in groups}
+    members = {client: known for client, known in evidence.items() if client in groups}
     ready, odd, even = halves(members)
     if len(ready) >= FEW:
         now = torch.tensor([groups[client] for client in ready])
         nearest = nearest_others(normalize(odd.double() + even.double()), now)
         for client, label in zip(ready, nearest.tolist(), strict=True):
+            # Only clients of this round: of the others nothing new is known.
             if client in unlike:
                 after[client] = label
     for client, moved in unlike.items():
@@ -121,6 +130,7 @@ def regrouped(
             # Behind all others, as the last that joined.
             after.pop(client, None)
             after[client] = nearest_group(moved, members, groups)
+    # Without evidence a client's group is remembered in this dictionary alone: it is kept small.
     joined = [client for client in after if client not in evidence]
     for client in joined[: max(0, len(joined) - MOST_AT_ONCE)]:
         del after[client]
@@ -144,6 +154,7 @@ def nearest_group(
         member = normalize(odd.double() + even.double(), dim=0)
         totals[groups[client]] = totals.get(groups[client], 0) + member
     cosines = {}
+    # In order of number: of equal cosines max() takes the first.
     for group in sorted(totals):
         cosines[group] = float(moved.double() @ normalize(totals[group], dim=0))
     return max(cosines, key=lambda group: cosines[group])

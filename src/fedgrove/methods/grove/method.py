@@ -18,7 +18,7 @@ sent the updates that it has missed: V_k = P_g, and after each round::
 C takes the largest share of each layer, each as a sign times one magnitude (-> ternary.coded). The
 shares are given, or follow from a budget of bytes (-> byte_budget).
 
-A client uses v_k, or its group's model with a part of its own last step, (V_k + keep (x_k - V_k),
+A client uses v_k, or its group's model with a part of its last step, (V_k + keep (x_k - V_k),
 h_k): the group takes what did better on its members' validation data (-> compare, add_merits).
 Clients are divided into groups when what their heads do in one half of their reports shows again in
 the other half (-> head_evidence, HeldOutGroups); a client nearer to another group moves there. A
@@ -70,6 +70,7 @@ from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes
 from ...trees import Mask, Tree
 from ...wire.codec import Bitmap, Smallest
+from ..stc.versions import bytes_of
 from . import byte_budget, client_views
 from .channel_masks import ChannelMasks
 from .client import GroveClient, without_offset
@@ -257,14 +258,14 @@ class Grove(CommonParts):
             return False
         if self.server == "versions":
             return True
-        size = sum(leaf.numel() * leaf.element_size() for leaf in model.values())
-        return clients * size > HELD
+        return clients * bytes_of(model) > HELD
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """What brings a client nearer to its group's model, and which kind of model to use."""
         send = self._send(state, client, self._masks(state), {})
         if self.own == "chosen":
             better, _ = state.merits.get(state.groups.get(client, ALL), (0.0, 0.0))
+            # One bit next to the model: before anything is known, the offset.
             send["choice"] = Packet({"pulled": torch.tensor([better < 0])})
         return send
 
@@ -330,6 +331,7 @@ class Grove(CommonParts):
             by_group[group].mean.add(given, report.examples, mask)
             by_group[group].clients.append(report.of)
             if "better" in report.metrics:
+                # No client claims a larger vote than its weight in the mean.
                 tried = min(report.metrics["tried"], report.examples)
                 by_group[group].merits.append((report.metrics["better"], tried))
         models = dict(state.models)
@@ -355,6 +357,7 @@ class Grove(CommonParts):
             statistics=statistics,
             merits=merits,
         )
+        # By number, not by arrival: a mean's last bits depend on the order of its terms.
         unlike = unlike_others(dict(sorted(heads.items())))
         return self._thin_if_due(self._divided(after, unlike))
 
@@ -405,7 +408,7 @@ class Grove(CommonParts):
         ``unlike`` is how the heads of a round moved unlike each other.
         """
         if len(unlike) < 2:
-            # Who reports alone is unlike nobody.
+            # A client that reports alone has no others to differ from.
             return state
         evidence = gathered(state.evidence, unlike, self.forget, self.ask)
         state = replace(state, evidence=evidence)
@@ -425,6 +428,7 @@ class Grove(CommonParts):
 
     def _branched(self, state: State, labels: Mapping[int, int]) -> State:
         """Groups with the model that all had, next to that of ungrouped clients."""
+        # From 1 on: 0 is ALL, the model of clients without a group.
         groups = {client: label + 1 for client, label in labels.items()}
         numbers = sorted(set(groups.values()))
         branched = replace(
@@ -507,7 +511,7 @@ class Grove(CommonParts):
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Of a coded update the entropy of its places, its signs and its magnitudes; or the budget.
 
-        Evidence is coded too. Down, with versions, as many updates as a client has missed. All
+        Evidence is coded too. Down, with versions, the updates that a client has missed. All
         channels are counted, also where some are removed.
         """
         if self.bytes is not None:
@@ -531,7 +535,10 @@ class Grove(CommonParts):
             if self._has_versions(model, clients):
                 missed = byte_budget.waits(clients, cohort, rounds)
             update = byte_budget.coded_bytes(self.down, model)
-            down = sum(chance * min(n * update, whole) for n, chance in enumerate(missed))
+            down = 0.0
+            for n, chance in enumerate(missed):
+                # No client is sent more than the whole model.
+                down += chance * min(n * update, whole)
         return round((up + down) * cohort * rounds)
 
     # ---- a client --------------------------------------------------------------------------------
@@ -544,6 +551,7 @@ class Grove(CommonParts):
         stages: list[Stage] = [Edit(client.begin)]
         if self.own == "chosen":
             stages.append(Measure("merit", client.compare, Batches("validation")))
+        # Only after the comparison, which needs it.
         stages.append(Edit(without_offset))
         stages.append(Train(self.objective, self.local))
         if client.has_personal_model:

@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldOutGroups:
-    r"""As many groups as predict what a client does later, or one.
+    r"""The number of groups that best predict what a client does later, or one.
 
     :math:`a_k, b_k` -> what client k does unlike all others, from either half of its reports, of
     length 1. A division of the :math:`a` predicts of client k the mean :math:`m_k` of the other
@@ -43,13 +43,13 @@ class HeldOutGroups:
 
     .. math::
 
-        \mathrm{foretold} = \frac{\sum_k b_k \cdot m_k}{(\sum_k |m_k|^2)^{1/2}}, \qquad
+        \mathrm{predicted} = \frac{\sum_k b_k \cdot m_k}{(\sum_k |m_k|^2)^{1/2}}, \qquad
         \mathrm{shared} = \frac{\sum_k b_k \cdot m_k}{\sum_k b_k \cdot a_k}
 
     More groups do not predict more by themselves: a mean of few is noisier. Of 2 to ``most``
-    groups the fewest are taken that predict nine tenths of the best. ``shared`` says how much of
-    what is lasting in a client its group has too. Below ``least`` clients are each unlike the rest
-    in a way of their own, and stay in one group. Both are means over the two ways to choose halves.
+    groups the fewest are taken that predict nine tenths of the best. ``shared`` is how much of
+    what is lasting in a client its group has too. Below ``least`` each client is unlike the rest
+    in its own way, and all stay in one group. Both are means over the two ways to choose halves.
     Before that, clients must be more like themselves than like others at all (:func:`certainty`).
     """
 
@@ -69,7 +69,7 @@ class HeldOutGroups:
         # Where nothing lasts, what is shared is noise over noise.
         if certainty(first, second) < SURE:
             return Found([0] * count, 0.0)
-        foretold = {}
+        predicted = {}
         shared = {}
         # A group of one predicts nothing.
         numbers = range(2, min(self.most, count // 2) + 1)
@@ -79,12 +79,13 @@ class HeldOutGroups:
         for number, one_start, other_start in zip(numbers, of_first, of_second, strict=True):
             one = self.tried(first, second, number, one_start)
             other = self.tried(second, first, number, other_start)
-            foretold[number] = (one[0] + other[0]) / 2
+            predicted[number] = (one[0] + other[0]) / 2
             shared[number] = (one[1] + other[1]) / 2
-        best = max(foretold.values(), default=0.0)
+        best = max(predicted.values(), default=0.0)
         if best <= 0:
             return Found([0] * count, 0.0)
-        number = min(n for n, value in foretold.items() if value >= NEARLY * best)
+        # The fewest: more groups leave fewer clients to average in each.
+        number = min(n for n, value in predicted.items() if value >= NEARLY * best)
         if shared[number] < self.least:
             return Found([0] * count, shared[number])
         return Found(self.divide(first + second, number), shared[number])
@@ -112,6 +113,7 @@ class HeldOutGroups:
             start = self.linkage(vectors, number)
         labels = torch.tensor(start)
         directions = normalize(vectors)
+        # All rows move at once, so that some may go back and forth: the steps are limited.
         for _ in range(MOST_STEPS):
             moved = _one_at_a_time(labels, nearest_others(vectors, labels, directions))
             if torch.equal(moved, labels):
@@ -174,6 +176,7 @@ def others_mean(vectors: Tensor, labels: Tensor) -> Tensor:
         size = int(members.sum())
         if size == 1:
             continue
+        # One sum for all members, instead of one for each that leaves itself out.
         total = vectors[members].sum(0)
         means[members] = (total - vectors[members]) / (size - 1)
     return means
@@ -192,12 +195,12 @@ def nearest_others(vectors: Tensor, labels: Tensor, directions: Tensor | None = 
     names = torch.tensor(sorted(set(labels.tolist())))
     number = torch.searchsorted(names, labels)
     members = number == torch.arange(len(names)).unsqueeze(1)
-    # All labels at once: (labels, rows, numbers). Rows are many times tried, and short.
+    # All labels at once: (labels, rows, numbers). Rows are short, and are compared many times.
     totals = (vectors * members.unsqueeze(2).to(vectors.dtype)).sum(1)
     if directions is None:
         directions = normalize(vectors)
     cosines = (directions * normalize(totals).unsqueeze(1)).sum(2)
-    # Of its own label a row counts the others only.
+    # Without the row itself, or every row would be nearest to the label it has.
     others = totals[number] - vectors
     cosines[number, torch.arange(len(vectors))] = (directions * normalize(others)).sum(1)
     nearest: Tensor = names[cosines.argmax(0)]

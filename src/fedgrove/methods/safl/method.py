@@ -100,7 +100,7 @@ from .slimming import (
 MOST_CLUSTERS = 5
 """Cluster models at the start if their number is to be found."""
 PATIENCE = 2
-"""After so many rounds in which nobody chose it, such a cluster is dropped."""
+"""After this many rounds in which no client chose it, such a cluster is dropped."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class State:
     groups: dict[int, int]
     """Client -> the cluster it chose last."""
     idle: dict[int, int]
-    """Cluster -> for how many rounds nobody has chosen it."""
+    """Cluster -> for how many rounds no client has chosen it."""
     model: Tree
     """The shared part of the model, in full width."""
     kept: dict[int, Channels]
@@ -132,7 +132,7 @@ class SAFL(CommonParts):
     """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
     clusters: int = 1
     """How many cluster models; 0: found. It begins with five (or one per client) and drops those
-    that nobody chose for two rounds."""
+    that no client chose for two rounds."""
     guided: int = 50
     """Epochs before a pruning step."""
     tune: int = 20
@@ -174,7 +174,7 @@ class SAFL(CommonParts):
                 models[j] = setup.fresh(j)
         return State(
             round=0,
-            clients=setup.all_clients("asks every client in every round of its first stage"),
+            clients=setup.all_clients("includes every client in every round of its first stage"),
             structure=groups_to_plain(find_groups(setup.net)),
             models=models,
             channels={},
@@ -200,9 +200,11 @@ class SAFL(CommonParts):
         # Alg. 1, line 2: all cluster models to all clients.
         groups = groups_from_plain(state.structure)
         send: dict[str, Packet] = {}
+        # Numbered anew: clients know places, and clusters may have been dropped in between.
         for i, (j, model) in enumerate(sorted(state.models.items())):
             send[f"model{i}"] = extract_submodel(model, groups, state.channels.get(j))
         density = {"density": self.schedule[state.round]}
+        # The number of models is in the verb: it decides the client's work, and may fall.
         verb = f"prune:{len(send)}"
         return [Task(k, send, density, verb) for k in state.clients]
 
@@ -260,16 +262,19 @@ class SAFL(CommonParts):
         return self._without_idle_clusters(state)
 
     def _without_idle_clusters(self, state: State) -> State:
-        """If the number of clusters is to be found, drop those that nobody chose for a while."""
+        """If the number of clusters is to be found, drop those that no client chose for a while."""
         if self.clusters:
             return state
-        active = [j for j in state.models if state.idle[j] < PATIENCE]
-        return replace(
-            state,
-            models={j: state.models[j] for j in active},
-            channels={j: c for j, c in state.channels.items() if j in active},
-            idle={j: state.idle[j] for j in active},
-        )
+        models = dict(state.models)
+        channels = dict(state.channels)
+        idle = dict(state.idle)
+        for j in state.models:
+            if state.idle[j] >= PATIENCE:
+                del models[j]
+                del idle[j]
+                # A cluster that was never chosen has no channels yet.
+                channels.pop(j, None)
+        return replace(state, models=models, channels=channels, idle=idle)
 
     # ---- a client --------------------------------------------------------------------------------
 
@@ -322,7 +327,7 @@ class Fusion:
     """Heterogeneous model fusion of one cluster (Section III.B.5).
 
     The channels that most clients of the cluster kept, each parameter averaged over those who have
-    it. Clients count alike here, as in the paper; as many channels stay as its clients keep on
+    it. Clients count alike here, as in the paper; the number of channels is what its clients keep on
     average. Channels that equally many clients kept are decided by the mean of the score by which
     clients prune, |gamma|, over the clients that have them.
     """
@@ -344,8 +349,11 @@ class Fusion:
     def value(self) -> tuple[Tree, Channels]:
         """The cluster's next model and its channels."""
         counts = self.overlap.counts.values()
-        times_kept = sum(int(count.sum()) for count in counts)
-        channels_in_all = sum(len(count) for count in counts)
+        times_kept = 0
+        channels_in_all = 0
+        for count in counts:
+            times_kept += int(count.sum())
+            channels_in_all += len(count)
         density = times_kept / (self.clients * channels_in_all)
         channels = self.overlap.value(density)
         model = extract_submodel(self.mean.value(), self.groups, channels).values

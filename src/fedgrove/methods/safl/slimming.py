@@ -45,7 +45,7 @@ class GammaL1(Objective):
 
     (Network slimming; SAFL's guided update.) :math:`\gamma_b` -> ``params``, the weight of norm
     layer b, :math:`\lambda` -> ``weight``. The slope at 0 is 0: a restored channel, whose scale is
-    0, is not held there.
+    0, can leave it.
     """
 
     is_loss: ClassVar[bool] = False
@@ -187,7 +187,7 @@ def slim_to_task(
     local: LocalTraining | None,
     recover: bool = True,
 ) -> Carry:
-    """Keep the channels of best score, as many as the task's density says.
+    """Keep the channels of best score; their share is the task's density.
 
     If ``devices`` decide, no more than the client's device can hold. Without ``recover``, only
     channels that are still there.

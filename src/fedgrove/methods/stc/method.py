@@ -4,7 +4,7 @@ r"""STC: sparse ternary updates both ways, with error feedback (Sattler, Wiedema
 Round :math:`t`, cohort :math:`S_t`; W the published model, A the errors of the server and of each
 client, 0 at first::
 
-    W      = what client k holds + the updates it has missed        -> versions.packets, receive
+    W      = what client k has + the updates it has missed          -> versions.packets, receive
     d_k    = E epochs of min CE(w; D_k) from W, minus W             -> Train
     q_k    = STC_up(d_k + A_k);     A_k = d_k + A_k - q_k           -> SparseTernary, feedback
     d      = sum_k n_k q_k / sum_k n_k                              -> WeightedMean
@@ -100,7 +100,7 @@ class STC(CommonParts):
 
     @property
     def codes_down(self) -> SparseTernary:
-        """What the server makes of its own."""
+        """What the server makes of its updates."""
         return SparseTernary(self.down, self.scope, self.ternary)
 
     # ---- the server ------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class STC(CommonParts):
             reported.append(report.of)
         found = mean.value()
         moved = trees.pick(found, model)
-        # Those who reported hold the version that they were sent.
+        # Clients that reported have the version that they were sent.
         published = versions.note(state.published, reported)
         left = state.left
         if self.codes_down.is_off:
@@ -180,6 +180,7 @@ class STC(CommonParts):
         else:
             if self.codes_up.is_off:
                 moved = trees.sub(moved, model)
+            # What the coder leaves out is not lost: it is added to the next round's update.
             update, left = feedback(self.codes_down, moved, left)
             published = versions.publish(published, update, self.room)
         statistics = trees.pick(found, state.statistics)
@@ -202,7 +203,7 @@ class STC(CommonParts):
         """The published model, with the client's own head if that stays on the client."""
         weights, _ = self._names(client.layout)
         received, rest = versions.receive(carry, trees.pick(client.start, weights))
-        # Taken out, so that old and new clients have the same trees, and train at once.
+        # Taken out, so that old and new clients have equal sets of trees, and train at once.
         kept = rest.pop("kept", {})
         statistics = rest.pop("statistics", {})
         whole = {**client.start, **kept, **statistics, **received}
@@ -212,7 +213,7 @@ class STC(CommonParts):
         return begun
 
     def _give(self, carry: Carry, client: Client) -> Outcome:
-        """Alg. 2, the client: send the coded update, keep its error and what is held."""
+        """Alg. 2, the client: send the coded update, keep its error and the model it started from."""
         weights, names = self._names(client.layout)
         held = trees.pick(carry["model"], weights)
         trained = trees.pick(carry["local"], weights)
@@ -244,7 +245,7 @@ class STC(CommonParts):
         return ExpectedReport(packets)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """Golomb-coded updates; down, those of as many rounds as a client waits for its turn.
+        """Golomb-coded updates; down, those of all rounds that a client waits for its turn.
 
         A client takes part in every K/M-th round on average, and a sum of updates takes no more
         than they do one by one. No more than the whole model is counted.

@@ -126,7 +126,7 @@ def golomb_bytes(numbers: int, share: float) -> float:
         return kept / 8 + 4
     golden = (math.sqrt(5) + 1) / 2
     exponent = 1 + math.floor(math.log2(math.log(golden - 1) / math.log(1 - share)))
-    # Above a share of .6 the formula asks for less than no bits; a distance takes one at least.
+    # Above a share of .6 the formula gives less than no bits; a distance takes one at least.
     exponent = max(exponent, 0)
     distance: float = exponent + 1 / (1 - (1 - share) ** (2**exponent))
     return kept * (distance + 1) / 8 + 4

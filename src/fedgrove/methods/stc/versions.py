@@ -73,7 +73,7 @@ def publish(
     """
     model = trees.map(torch.add, versions.models[group], update)
     history = (*versions.updates[group], _sparse(update))
-    return _published(versions, model, _recent(history, room * _bytes(model)), group)
+    return _published(versions, model, _recent(history, room * bytes_of(model)), group)
 
 
 def publish_whole(versions: Versions, model: Tree, group: int = 0) -> Versions:
@@ -82,7 +82,7 @@ def publish_whole(versions: Versions, model: Tree, group: int = 0) -> Versions:
 
 
 def branch(versions: Versions, groups: Sequence[int], of: int = 0, stays: bool = False) -> Versions:
-    """The same versions with new groups in the place of one, all with its model and history.
+    """Versions with new groups in the place of one, all with its model and history.
 
     If it ``stays``, it goes on next to them.
     """
@@ -126,8 +126,8 @@ def packets(
     """What brings a client to its group's newest version; nothing if it has that.
 
     The updates it has missed, in sums of a few; or the whole model, as "model", if the history does
-    not reach back so far, or if the updates would take more bytes. ``known`` holds what clients of
-    the same version were sent before, so that it is made, and encoded, once.
+    not reach back so far, or if the updates would take more bytes. ``known`` has what clients of
+    one version were sent before, so that it is made, and encoded, once.
     """
     missed = _missed(versions, client, group)
     if missed is None:
@@ -150,6 +150,7 @@ def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
     ``start`` is version 0, with the names of what is published.
     """
     rest = dict(carry)
+    # Before its first report a client has version 0, which it draws from the seed.
     held = rest.pop("held", start)
     whole = rest.pop("model", None)
     if whole is not None:
@@ -190,6 +191,7 @@ def _missed(versions: Versions, client: int, group: int) -> tuple[Tree, ...] | N
     missed = history[len(history) - count :]
     numbers = trees.size(versions.models[group])
     bits = sum(update_bits(numbers, len(update["place"])) for update in missed)
+    # The whole model takes 32 bits a number.
     if bits >= 32 * numbers:
         return None
     return missed
@@ -219,6 +221,7 @@ def _line(versions: Versions, group: int) -> dict[int, float]:
 def _published(versions: Versions, model: Tree, history: tuple[Tree, ...], group: int) -> Versions:
     numbers = {**versions.numbers, group: versions.numbers[group] + 1}
     updates = {**versions.updates, group: history}
+    # By group: the oldest version from which its history leads to the newest.
     oldest = {one: numbers[one] - len(updates[one]) for one in numbers}
     earliest = min(oldest.values())
     client_versions = {}
@@ -244,6 +247,7 @@ def _sparse(update: Mapping[str, Tensor]) -> Tree:
     """The places and values of what is not 0, in the flat update."""
     vector = trees.flatten(update)
     place = torch.nonzero(vector).reshape(-1)
+    # 32 bits reach two thousand million places: half of the memory of torch's own indices.
     return {"place": place.to(torch.int32), "value": vector[place]}
 
 
@@ -259,14 +263,15 @@ def _recent(history: tuple[Tree, ...], room: float) -> tuple[Tree, ...]:
     """The newest updates that fit into a number of bytes."""
     used = 0.0
     kept = 0
+    # From the newest on, without gaps: an update is of use only with all later ones.
     for update in reversed(history):
-        used += _bytes(update)
+        used += bytes_of(update)
         if used > room:
             break
         kept += 1
     return history[len(history) - kept :]
 
 
-def _bytes(tree: Mapping[str, Tensor]) -> int:
+def bytes_of(tree: Mapping[str, Tensor]) -> int:
     """What a tree takes in memory."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
