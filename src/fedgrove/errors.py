@@ -275,13 +275,13 @@ def not_a_run(path: Path) -> InputError:
     """The error for a path that is not a run folder."""
     if (path / "choice.json").is_file():
         page = path / "report.html"
-        where = f"{page} is its page" if page.is_file() else "it is not finished"
+        where = f"{page} is its report" if page.is_file() else "it is not finished"
         return InputError(
-            f"{path} is not a run folder: it holds a choice between methods (fedgrove choose), and "
+            f"{path} is not a run folder: it contains a choice between methods (fedgrove choose), and "
             f"{where}; the runs are in its folders first, second and full."
         )
     what = "has no config.toml" if path.is_dir() else "does not exist"
-    return InputError(f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one.")
+    return InputError(f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` creates one.")
 
 
 def __getattr__(name: str) -> Any:

@@ -40,8 +40,8 @@ EXTRAS = {
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
     "track": ("numbers for TensorBoard and MLflow", ("tensorboard", "mlflow")),
-    "flower": ("deployment with Flower, and benchmarks against it", ("flwr",)),
-    "dp": ("epsilon of --privacy", ("opacus",)),
+    "flower": ("deployment with Flower, and benchmarks that compare with it", ("flwr",)),
+    "dp": ("epsilon for --privacy", ("opacus",)),
 }
 """What each extra of pyproject.toml is for, and the modules it brings."""
 
@@ -78,14 +78,14 @@ class ShowOptions(Options, DataDirOption, DataOptions):
 
 
 def show(options: ShowOptions) -> None:
-    """Print a method's equations, and everything in it that --set can change."""
+    """Print a method's equations, and all settings that --set can change."""
     from ..report.terminal import make_console, print_pairs, print_text, wrap_docstring
 
     options.check()
     docstring, rows = _find_settings(options)
     print(wrap_docstring(docstring, make_console().width))
     print()
-    print_text(f"--set takes, with the recipe of {options.data}:")
+    print_text(f"Settings for --set, with their defaults on {options.data}:")
     print()
     print_pairs(rows)
 
@@ -191,7 +191,7 @@ def doctor(options: DoctorOptions) -> None:
     for name, (purpose, modules) in EXTRAS.items():
         rows.append((f"extra {name}", f"{purpose}: {_extra(modules)}"))
     rows.extend(_data_rows(options.data_dir))
-    rows.append(("a small run", _try_run()))
+    rows.append(("test run", _try_run()))
     print_pairs(rows)
     # Now that all is imported anyway, so that the next `list` comes at once.
     read_index()
@@ -300,7 +300,7 @@ def _engines() -> list[tuple[str, str]]:
     from .. import engines
 
     descriptions = {
-        "auto": "batched where there is a GPU, else pool, or serial where there is one core",
+        "auto": "batched with a GPU, else pool, or serial with only one core",
         "batched": "all clients stacked, on a GPU or for comparison on a CPU",
         "flower": "Flower's simulation on Ray, a node per client; needs fedgrove[flower]",
         "pool": "a worker process per core",
@@ -325,8 +325,8 @@ def _extra(modules: tuple[str, ...]) -> str:
         if importlib.util.find_spec(module) is None:
             missing.append(module)
     if missing:
-        return f"not there; pip install {' '.join(missing)}"
-    return "there"
+        return f"not installed; pip install {' '.join(missing)}"
+    return "installed"
 
 
 def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:
@@ -338,12 +338,12 @@ def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:
         places = data_folders(data_dir)
     except FedgroveError as error:
         return [("data", str(error))]
-    rows = [("data looked for in", ", ".join(map(str, places)))]
+    rows = [("data folders", ", ".join(map(str, places)))]
     for name, known in SETS.items():
         is_there = not known.needs_files or find_files(places, known.formats) is not None
-        state = "there"
+        state = "available"
         if not is_there:
-            state = f"not there; {known.source}"
+            state = f"not found; get it from {known.source}"
         # Variants of a set come from the same address, which is listed once.
         is_same = rows[-1][0].partition(":")[0] == f"data {name.partition(':')[0]}"
         if is_there or not is_same or rows[-1][1] != state:

@@ -32,10 +32,15 @@ class CompareOptions(Options, JsonOption):
     )
     _: KW_ONLY
     bytes: bool = option(
-        False, "What the bytes were spent on, compared with the paper's own count."
+        False, "Show what the bytes were spent on, next to the count of the method's paper."
     )
-    time: bool = option(False, "Virtual time to an accuracy: the highest that all runs reach.")
-    to: float | None = option(None, "The accuracy for --time, as in 0.9.", "SHARE")
+    time: bool = option(False, "Show the virtual time until an accuracy is reached.")
+    to: float | None = option(
+        None,
+        "The accuracy for --time, as in 0.9.",
+        "SHARE",
+        without="the highest that all runs reach",
+    )
     plot: str | None = option(None, "With --time, also write a page with a plot.", "FILE.html")
     page: str | None = option(
         None,
@@ -47,7 +52,7 @@ class CompareOptions(Options, JsonOption):
 
 
 def compare(options: CompareOptions) -> None:
-    """Show runs in one table; a sweep stands for all its runs, and is also compared over seeds."""
+    """Compare runs in one table; a sweep adds all its runs, and is also summarised over seeds."""
     options.check()
     time = options.time
     check(time or options.to is None, "to", options.to, "given together with --time")
@@ -152,17 +157,17 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
 class ReportOptions(Options):
     """Options of ``fedgrove report``."""
 
-    run: str = field(metadata=argument("A run folder.", "RUN", complete="runs"))
+    run: str = field(metadata=argument("A folder of a run or a sweep.", "RUN", complete="runs"))
     _: KW_ONLY
     out: str | None = option(
-        None, "Where to write the page.", "FILE.html", without="RUN/report.html"
+        None, "Where to write the report.", "FILE.html", without="RUN/report.html"
     )
 
 
 def report(options: ReportOptions) -> None:
-    """Write the page of a run or a sweep again, finished or not.
+    """Write the HTML report of a run or a sweep again, even before it has finished.
 
-    Every run writes its page at its end; use this for older folders and for runs in progress.
+    Every run writes its report when it ends; use this for older folders and for runs in progress.
     """
     from ..config import sweep
     from ..config.comparison import compare_runs

@@ -30,9 +30,9 @@ class AppOptions(TimeoutOption, OneRunOptions):
 
 
 def app_(options: AppOptions) -> None:
-    """Write a Flower app of a method, for machines that keep their own data.
+    """Write a Flower app that trains a method on machines that keep their own data.
 
-    flwr run takes it as it is. One function, in data.py, reads a node's data.
+    flwr run starts it unchanged. To read the data of your nodes, edit one function in data.py.
     """
     with show_status("loading torch") as say:
         from ..config.assemble import make_experiment
@@ -74,7 +74,7 @@ class KeysOptions(Options):
 
 
 def keys(options: KeysOptions) -> None:
-    """Make a CA, a certificate for the server and a key per node; nothing is overwritten."""
+    """Create a certificate authority, a server certificate and node keys; overwrite nothing."""
     from ..deploy.keys import make_keys
 
     options.check()
@@ -102,7 +102,7 @@ def registration(made: Keys) -> list[str]:
         f"--host {listens} --port 8000 --database superlink.db "
         "--disable-runtime-dependency-installation",
         "",
-        "2. Tell flwr where it is, in ~/.flwr/config.toml:",
+        "2. Add its address to ~/.flwr/config.toml:",
         "   [superlink.mine]",
         f'   address = "{made.host}:8000"',
         f'   root-certificates = "{place / "ca.crt"}"',
@@ -113,13 +113,13 @@ def registration(made: Keys) -> list[str]:
         lines.append(f"   flwr supernode register {path(name + '.pub')} mine")
     lines += [
         "",
-        f"4. Bring ca.crt and one key ({one}, ...) to each node, and start it there:",
+        f"4. Copy ca.crt and one key ({one}, ...) to each node, and start it there:",
         f"   flower-supernode --superlink {made.host}:8000 --root-certificates {path('ca.crt')} "
         f'--auth-supernode-private-key {path(one)} --node-config "partition-id=0"',
         "",
         "5. Train, from the folder of an app (fedgrove app METHOD DIR):",
         "   flwr run . mine --stream",
         "",
-        "Keep ca.key off line: whoever has it can pretend to be the server.",
+        "Keep ca.key offline: whoever has it can pretend to be the server.",
     ]
     return lines

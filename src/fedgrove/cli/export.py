@@ -20,25 +20,25 @@ class ExportOptions(Options, JsonOption, TrustOption, DataDirOption):
 
     run: str = field(metadata=argument("A run folder.", "RUN", complete="runs"))
     _: KW_ONLY
-    client: str | None = option(None, "The client whose model to write: a number or a name.", "K")
-    all: bool = option(False, "Write the model of every client.")
+    client: str | None = option(None, "The client whose model is exported: a number or a name.", "K")
+    all: bool = option(False, "Export the models of all clients.")
     to: str = option("onnx", "The format: onnx or executorch.", "FORMAT")
     int8: bool = option(False, "Also write an int8 file, calibrated on the client's training data.")
     standardised: bool = option(
-        False, "The file takes standardised inputs; by default it standardises raw ones."
+        False, "The file expects standardised inputs; by default it standardises raw inputs itself."
     )
     align: int = option(
-        1, "Round channels up to multiples of N: larger, often faster, as with 16.", "N"
+        1, "Round channel counts up to multiples of N, such as 16: larger, but often faster.", "N"
     )
     out: str | None = option(
-        None, "The folder to write to.", "DIR", without="export in the run folder"
+        None, "Folder to write to.", "DIR", without="RUN/export"
     )
 
 
 def export(options: ExportOptions) -> None:
-    """Write a client's own model for a device, with pruned channels removed, and a model card.
+    """Export a client's model for a device, with pruned channels removed, and a model card.
 
-    The file is checked against torch before anything is written.
+    The outputs of the file are compared with those of PyTorch before anything is written.
     """
     from ..export import make
 
@@ -46,8 +46,7 @@ def export(options: ExportOptions) -> None:
     one_is_given = options.client is not None
     if options.all == one_is_given:
         raise InputError(
-            "no client is named; give --client K for one of the run's clients, or --all for every "
-            "one of them."
+            "give either --client K, for one client of the run, or --all, for all of its clients."
         )
     names = ("to", "int8", "standardised", "align", "out", "data_dir", "trust")
     arguments: Any = {name: getattr(options, name) for name in names}

@@ -32,11 +32,11 @@ class NewOptions(Options):
 
 
 def new(options: NewOptions) -> None:
-    """Create a project with its own data, net, method and test, which runs as it is."""
+    """Create a small project with its own data, net, method and test, ready to run."""
     place = Path(options.folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(
-            f"{place} exists, and nothing is overwritten; name a folder that does not exist."
+            f"{place} exists, and nothing is overwritten; give a folder that does not exist."
         )
     texts = files(__package__) / "project"
     try:
@@ -44,12 +44,12 @@ def new(options: NewOptions) -> None:
         for name, source in FILES.items():
             (place / name).write_bytes((texts / source).read_bytes())
     except OSError as error:
-        raise InputError(f"{place} cannot be made: {error.strerror or error}.") from None
-    print(f"Made {place}. It runs as it is:")
+        raise InputError(f"{place} cannot be created: {error.strerror or error}.") from None
+    print(f"Created {place}. It is ready to run:")
     print()
     print(f"    cd {place}")
     print("    python make_data.py    # six made-up users, until you have your own")
     print("    python run.py          # your method, FedAvg and training alone")
     print("    python -m pytest       # the tests")
     print()
-    print("README.md says what to change.")
+    print("README.md explains what to change.")

@@ -19,6 +19,7 @@ from ..options.definition import Options, argument, option, option_class
 from ..options.groups import (
     DataDirOption,
     DryRunOption,
+    METHOD,
     EngineOptions,
     JsonOption,
     TrustOption,
@@ -40,7 +41,7 @@ class RunCommand(JsonOption, DryRunOption, TrustOption, RunOptions):
 
     config: str | None = option(
         None,
-        "Options and settings from a file or an earlier run; options given here replace them.",
+        "Read options and settings from a file or an earlier run; options given here replace them.",
         "FILE.toml|RUN",
         complete="runs",
         only="command line",
@@ -48,9 +49,9 @@ class RunCommand(JsonOption, DryRunOption, TrustOption, RunOptions):
 
 
 def run(options: RunCommand) -> None:
-    """Train a federation, and report how well every client is served and what it cost.
+    """Train a federation, and report the scores of its clients and the cost.
 
-    Without a method: compare grove and ca-afp with fedavg and with training alone.
+    Without a method, compare grove and ca-afp with fedavg and with training alone, on motion.
     """
     has_method = "method" in options.given or options.config is not None
     if has_method or options.smoke:
@@ -69,7 +70,11 @@ class RerunCommand(JsonOption, DryRunOption, RerunOptions):
 
 
 def rerun(options: RerunCommand) -> None:
-    """Repeat a run from its folder, in a new folder; options given here replace its own."""
+    """Repeat a run in a new folder, with the options of that run and those given here.
+
+    Options that describe the experiment and are not given keep the values of that run; for them the
+    defaults below do not apply.
+    """
     run_one(options, options.path, options.trust)
 
 
@@ -187,7 +192,7 @@ class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptio
 
     run: str | None = option(
         None,
-        "A run folder; by default the newest unfinished one under runs.",
+        "A run folder; by default the newest unfinished run under runs/.",
         "[RUN]",
         complete="runs",
         is_argument=True,
@@ -195,7 +200,7 @@ class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptio
 
 
 def resume(options: ResumeCommand) -> None:
-    """Resume an interrupted run or sweep; the result is the one it would have had."""
+    """Resume an interrupted run or sweep; the interruption does not change the result."""
     options.check()
     path = options.run
     if path is None:
@@ -206,7 +211,7 @@ def resume(options: ResumeCommand) -> None:
         return resume_sweep(path, options, options.trust, options.data_dir, options.json)
     if (Path(path) / "choice.json").is_file():
         raise InputError(
-            f"{path} holds a choice between methods; to continue it give its command again: "
+            f"{path} contains a choice between methods; to continue, repeat its command: "
             f"fedgrove choose ... --out {path}"
         )
     from .. import api
@@ -237,7 +242,7 @@ def find_unfinished(place: Path) -> Path:
         if unfinished:
             busy = f" ({len(unfinished)} are being trained now)"
         raise InputError(
-            f"there is no unfinished run under {place}{busy}; name the folder of one: "
+            f"there is no unfinished run under {place}{busy}; give a run folder: "
             "fedgrove resume RUN"
         )
     return max(free, key=last_written)
@@ -285,7 +290,7 @@ class CostCommand(JsonOption, CostOptions):
 
     methods: Any = field(
         metadata=argument(
-            "NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class.",
+            METHOD,
             "METHOD...",
             complete="methods",
             is_repeated=True,
@@ -294,7 +299,7 @@ class CostCommand(JsonOption, CostOptions):
 
 
 def cost(options: CostCommand) -> None:
-    """Print what methods would send and need, and how long devices would take; train nothing."""
+    """Estimate the bytes, computation, memory and time of methods, and train nothing."""
     options.check()
     load_torch(quiet=options.json)
     from ..config.cost import estimate_costs, print_cost, print_costs

@@ -26,7 +26,7 @@ class SweepCommand(JsonOption, DryRunOption, SweepOptions):
 
 
 def sweep(options: SweepCommand) -> None:
-    """Train every method with every value of every --set on every seed; compare over seeds."""
+    """Train every method with every value of every --set on every seed; summarise over seeds."""
     options.check()
     load_torch(quiet=options.json)
     from .. import api
@@ -109,10 +109,10 @@ class ChooseCommand(JsonOption, ChooseOptions):
 
 
 def choose(options: ChooseCommand) -> None:
-    """Try the methods that fit for some rounds, and recommend one by validation data.
+    """Try suitable methods for some rounds, and recommend one based on validation data.
 
-    Methods that cannot keep to --budget and --profile are not tried, and a sentence says why. Below
-    the table are the recommendation, its reason, and the command that runs it in full.
+    Methods that exceed --budget or do not fit the devices of --profile are skipped, with the
+    reason. Below the table are the recommendation, why, and the command for the full run.
     """
     options.check()
     load_torch(quiet=options.json)

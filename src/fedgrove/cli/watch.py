@@ -39,27 +39,27 @@ class WatchOptions(Options):
 
     run: str | None = option(
         None,
-        "The folder of a run or a sweep; by default the newest under runs.",
+        "The folder of a run or a sweep; by default the newest under runs/.",
         "[RUN]",
         complete="runs",
         is_argument=True,
     )
     _: KW_ONLY
-    browser: bool = option(False, "Serve a page for a browser on this machine, until Ctrl-C.")
+    browser: bool = option(False, "Serve a web page on this machine, until Ctrl-C.")
     port: int | None = option(
         None,
-        "With --browser: the port of the page.",
+        "With --browser: the port of the web page.",
         "N",
-        without="a free one",
+        without="any free port",
         allowed="between 1 and 65535",
         check=lambda port: 0 < port < 65536,
     )
     track: str | None = option(None, "Also send every number to tensorboard or mlflow.", "NAME")
-    json: bool = option(False, "Print the current state as JSON, and end.")
+    json: bool = option(False, "Print the current state as JSON, and exit.")
 
 
 def watch(options: WatchOptions) -> None:
-    """Show the progress of a run or a sweep until it ends; the folder is only read."""
+    """Show the progress of a run or a sweep until it ends; nothing in its folder is changed."""
     options.check()
     check(
         options.port is None or options.browser,
@@ -97,7 +97,7 @@ def newest(place: Path) -> Path:
     found = find_runs(place)
     if not found:
         raise InputError(
-            f"there is no run under {place}; name the folder of one: fedgrove watch RUN"
+            f"there is no run under {place}; give a run folder: fedgrove watch RUN"
         )
     return max(found, key=last_written)
 
@@ -206,14 +206,14 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
     thread.start()
     try:
         address = f"http://{HOST}:{server.server_port}/"
-        print(f"Open {address} in a browser on this machine. Ctrl-C ends it.", flush=True)
+        print(f"Open {address} in a browser on this machine. Press Ctrl-C to stop.", flush=True)
         over_at = None
         while over_at is None or time.monotonic() - over_at < LINGER:
             time.sleep(EVERY)
             seen["statuses"] = following.read_statuses()
             if over_at is None and _is_over(seen["statuses"]):
                 over_at = time.monotonic()
-                print(f"The run is over; the page ends in {LINGER:.0f} s.", flush=True)
+                print(f"The run has ended; the web page stops in {LINGER:.0f} s.", flush=True)
         return seen["statuses"]
     finally:
         server.shutdown()

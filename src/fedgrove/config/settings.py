@@ -250,7 +250,7 @@ def allowed(hint: Any, home: str = "") -> str:
     """What a field may hold, in words.
 
     >>> allowed(float | None), allowed(tuple[int, ...])
-    ('a number or none', 'whole numbers with commas between')
+    ('a number or none', 'whole numbers separated by commas')
     """
     alternatives: list[str] = []
     names = []

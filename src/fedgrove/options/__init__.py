@@ -159,7 +159,7 @@ class MethodsArgument:
 
 
 SEEDS: dict[str, Any] = {
-    "allowed": "a number of seeds, as 10, or the seeds themselves, as 3,5,7 or 4,",
+    "allowed": "a number of seeds, such as 10, or the seeds themselves, such as 3,5,7 or 4,",
     "check": has_seeds,
     "parse": parse_seeds,
     "checked_as": int | tuple[int, ...],
@@ -233,10 +233,10 @@ class CostOptions(
     _: KW_ONLY
     input: Sequence[int] | None = option(
         None,
-        "Shape of one example, in place of data: CxL or CxHxW.",
+        "Shape of one example, instead of --data: CxL or CxHxW.",
         "SHAPE",
-        python="Shape of one example, in place of data; needs net and classes.",
-        allowed="a shape CxL or CxHxW, as 3x200 or 1x28x28",
+        python="Shape of one example, instead of data; needs net and classes.",
+        allowed="a shape CxL or CxHxW, such as 3x200 or 1x28x28",
         parse=parse_shape,
         checked_as=tuple[int, ...] | None,
     )
@@ -262,42 +262,42 @@ class ChooseOptions(
     _: KW_ONLY
     budget: str | None = option(
         None,
-        "Bytes that one client may send and receive in the whole full run, on average, as in 8MB "
-        "or 500kB.",
+        "Bytes that one client may send and receive over the full run, on average, as in 8MB or "
+        "500kB.",
         "SIZE",
-        without="bytes are only shown",
+        without="no limit",
     )
     methods: Sequence[str] | None = option(
         None,
         "Methods to try, as in local,fedavg,ditto.",
         "NAME,...",
-        without="those that may fit",
+        without="all that may fit",
         parse=parse_names,
         complete="methods",
         checked_as=Any,
     )
     rounds: int | None = option(
         None,
-        "Number of rounds of the full run, which decides its bytes; trials are shorter.",
+        "Number of rounds of the full run, on which its bytes depend; trials are shorter.",
         "N",
-        without="the data set's",
+        without="depends on the data set",
         **AT_LEAST_ONE,
     )
     seeds: int | Sequence[int] = option(
         3,
         "Number of seeds, from 0 on, or the seeds themselves, as in 3,5,7; all methods are tried "
-        "on the first, promising ones on all.",
+        "on the first seed, promising ones on all seeds.",
         "N|S,S",
         **SEEDS,
     )
     trial: int | None = option(
-        None, "Number of rounds of a trial.", "N", without="half of the full run's"
+        None, "Number of rounds of a trial.", "N", without="half the rounds of the full run"
     )
     finetune: Sequence[int] = option(
         (0, 3),
-        "Epochs of fine-tuning on the device; each method is judged at its best number.",
+        "Epochs of fine-tuning on the device; each method is judged by its best result.",
         "N,N",
-        allowed="lengths of 0 or more epochs",
+        allowed="numbers of epochs, 0 or more",
         check=are_lengths,
         checked_as=tuple[int, ...],
     )

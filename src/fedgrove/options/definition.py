@@ -232,7 +232,7 @@ def describe_type(hint: Any) -> str:
     """A plain type in words.
 
     >>> describe_type(float), describe_type(tuple[int, ...])
-    ('a number', 'whole numbers with commas between')
+    ('a number', 'whole numbers separated by commas')
     """
     if get_origin(hint) is Literal:
         return " or ".join(str(value) for value in get_args(hint))
@@ -241,7 +241,7 @@ def describe_type(hint: Any) -> str:
         plural = {int: "whole numbers", float: "numbers", str: "words"}.get(items[0], "values")
         any_length = ... in get_args(hint)
         count = "" if any_length else f"{len(items)} "
-        return f"{count}{plural} with commas between"
+        return f"{count}{plural} separated by commas"
     return TYPE_NAMES.get(hint, "a value")
 
 
@@ -380,7 +380,7 @@ def takes(options: Callable[P, OptionsT]) -> Callable[[Callable[[OptionsT], R]],
             if len(args) > len(by_position):
                 raise InputError(
                     f"{name} takes {', '.join(by_position)} by position, and got {len(args)} "
-                    "values; give all others by name, as rounds=3."
+                    "values; give all others by name, as in rounds=3."
                 )
             given = {**dict(zip(by_position, args, strict=False)), **kwargs}
             return function(make_options(options, given, name))

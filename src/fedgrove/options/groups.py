@@ -90,7 +90,7 @@ def are_lengths(lengths: Sequence[int]) -> bool:
 
 
 AT_LEAST_ONE: dict[str, Any] = {"allowed": "1 or more", "check": lambda value: value >= 1}
-METHOD = "NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
+METHOD = "A method: NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
 
 
 # ---- groups: what an experiment is ---------------------------------------------------------------
@@ -156,7 +156,7 @@ class SplitOptions:
         "How examples are divided among clients: natural, iid, dirichlet:ALPHA, classes:K or "
         "shards:K; the last two also with :grouped.",
         "KIND",
-        without="the data set's",
+        without="depends on the data set",
     )
     scenario: str | None = option(
         None,
@@ -169,17 +169,17 @@ class SplitOptions:
         None,
         "How test data are held out: blocks or random.",
         "KIND",
-        without="blocks where the data have some",
+        without="blocks if the data have any",
     )
     validation: float = option(
         VALIDATION,
         "Share held out for validation, of what is left after the test data: 0 (none) to 0.5.",
         "SHARE",
-        allowed="from 0, which means none, to 0.5",
+        allowed="between 0 (none) and 0.5",
         check=lambda share: 0 <= share <= 0.5,
     )
     clients: int | None = option(
-        None, "Number of clients.", "K", without="the data set's", **AT_LEAST_ONE
+        None, "Number of clients.", "K", without="depends on the data set", **AT_LEAST_ONE
     )
     standardise: bool = option(
         True,
@@ -213,7 +213,7 @@ class NetOptions:
         None,
         "A network (fedgrove list nets), or FILE.py:Class.",
         "NAME",
-        without="the data set's",
+        without="depends on the data set",
         python="A network (fedgrove list nets), FILE.py:Class, or a torch module.",
         complete="nets",
         checked_as=Any,
@@ -221,16 +221,16 @@ class NetOptions:
     _: KW_ONLY
     init: str | Path | None = option(
         None,
-        "Initial weights, as in RUN/models/client-00000.safetensors; with :body at the end the "
-        "head keeps its random ones.",
+        "Initial weights, as in RUN/models/client-00000.safetensors; with :body at the end, of all "
+        "layers but the head.",
         "FILE[:body]",
         checked_as=str | None,
     )
     freeze: float = option(
         0.0,
-        "Share of the layers, from the first on, that are not trained, sent or pruned.",
+        "Share of the layers, counted from the first, that is not trained, sent or pruned.",
         "SHARE",
-        allowed="a share of the layers: 0 or more, and below 1",
+        allowed="a share of the layers, at least 0 and below 1",
         check=lambda share: 0 <= share < 1,
     )
 
@@ -240,13 +240,13 @@ class RoundOptions:
     """Rounds: how many, and how many clients train in each."""
 
     cohort: int | None = option(
-        None, "Number of clients that train in a round.", "M", without="the data set's"
+        None, "Number of clients that train in a round.", "M", without="depends on the data set"
     )
     rounds: int | None = option(
-        None, "Number of rounds.", "N", without="the data set's", **AT_LEAST_ONE
+        None, "Number of rounds.", "N", without="depends on the data set", **AT_LEAST_ONE
     )
     per_task: bool = option(
-        False, "Data with several tasks: run the method once for each true task."
+        False, "Data with several tasks: run the method separately on each true task."
     )
 
 
@@ -256,18 +256,18 @@ class ScoringOptions:
 
     finetune: Sequence[int] = option(
         (0,),
-        "Epochs of fine-tuning to report, as in 0,3,25; the last number gives the headline.",
+        "Epochs of fine-tuning to report, as in 0,3,25; the last one gives the headline score.",
         "N,N",
-        allowed="lengths of 0 or more epochs",
+        allowed="numbers of epochs, 0 or more",
         check=are_lengths,
         checked_as=tuple[int, ...],
     )
     score_on: int | None = option(
         None,
-        "Number of clients that are scored, drawn from the seed; 0: none.",
+        "Number of clients to score, drawn with the seed; 0: none.",
         "N",
-        without="all, or 1000 of more than 10,000",
-        allowed="0 or more clients",
+        without="all, or 1000 if there are more than 10,000",
+        allowed="0 or more",
         check=lambda count: count >= 0,
     )
 
@@ -280,7 +280,7 @@ class EvaluateOption:
         1,
         "Score clients every N rounds; 0: only at the end.",
         "N",
-        allowed="0 or more rounds",
+        allowed="0 or more",
         check=lambda rounds: rounds >= 0,
     )
 
@@ -291,8 +291,8 @@ class ExchangeOptions:
 
     quorum: float = option(
         0.0,
-        "Share of the clients in an exchange that must report, or the exchange is repeated; at "
-        "least one must.",
+        "Share of an exchange's clients that must report (always at least one); otherwise the "
+        "exchange is repeated.",
         "SHARE",
         allowed="a share between 0 and 1",
         check=_is_share,
@@ -302,16 +302,15 @@ class ExchangeOptions:
         "Virtual seconds after which an exchange ends; late clients are dropped.",
         "S",
         without="wait for the slowest client",
-        allowed="above 0 virtual seconds",
+        allowed="above 0",
         check=_is_above_zero,
     )
     norm_bound: float = option(
         NORM_BOUND,
-        "Refuse updates that are longer than N times the recent median; off: no limit.",
+        "Refuse updates with a norm above N times the recent median; off: no limit.",
         "N|off",
-        python="Refuse updates that are longer than this many times the recent median; 0: no "
-        "limit.",
-        allowed="0 (off) or 1 and more",
+        python="Refuse updates with a norm above this many times the recent median; 0: no limit.",
+        allowed="1 or more, or 0 (off)",
         check=lambda bound: bound == 0 or bound >= 1,
         parse=parse_bound,
     )
@@ -334,7 +333,7 @@ class SeedOption:
 
     seed: int = option(
         0,
-        "Seed of all randomness.",
+        "Random seed.",
         "S",
         allowed="0 or more, and below 2^63",
         check=lambda seed: 0 <= seed < 2**63,
@@ -352,21 +351,21 @@ class TrainingOptions:
         None,
         "Local epochs; short for --set local.epochs=E.",
         "E",
-        without="the data set's",
+        without="depends on the data set",
         setting="local.epochs",
     )
     batch: int | None = option(
         None,
         "Batch size; short for --set local.batch=B.",
         "B",
-        without="the data set's",
+        without="depends on the data set",
         setting="local.batch",
     )
     lr: float | None = option(
         None,
         "Learning rate; short for --set local.optimiser.lr=L.",
         "L",
-        without="the data set's",
+        without="depends on the data set",
         setting="local.optimiser.lr",
     )
 
@@ -408,8 +407,8 @@ class EngineOptions(TimeoutOption):
         complete="engines",
         checked_as=Any,
     )
-    device: str = option("auto", "auto, cpu or cuda.", "NAME")
-    precision: str = option("fp32", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
+    device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
+    precision: str = option("fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME")
 
 
 @option_group
@@ -418,7 +417,7 @@ class DataDirOption:
 
     data_dir: str | Path | None = option(
         None,
-        "The folder of the data files.",
+        "Folder with the data files.",
         "DIR",
         without="the environment variable FEDGROVE_DATA",
     )
@@ -475,7 +474,7 @@ class TrustOption:
 
     trust: bool = option(
         False,
-        "Allow running the code that a config.toml names, as in net = FILE.py:Class.",
+        "Allow a config.toml to run code, as in net = FILE.py:Class.",
     )
 
 
@@ -485,7 +484,7 @@ class DryRunOption:
 
     dry_run: bool = option(
         False,
-        "Print the complete configuration and the cost; train nothing.",
+        "Print the complete configuration and the cost, and train nothing.",
         only="command line",
     )
 

@@ -21,7 +21,7 @@ from fedgrove.options.groups import AT_LEAST_ONE, DataDirOption, JsonOption
 from .paper import StoreOption
 
 bench = typer.Typer(
-    help="Measure speed, memory and bytes, compared with the plain way.",
+    help="Measure speed, memory and bytes, compared with simpler alternatives.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -43,24 +43,24 @@ class BenchOptions(Options, JsonOption, StoreOption):
 class BenchDeviceOptions(BenchOptions, PlotOption):
     """Options of ``fedgrove bench device``."""
 
-    net: str = option("all", "har-cnn, bn-cnn4, resnet18, or all of these.", "NAME")
-    repeats: int = option(11, "Number of timed turns.", "N")
+    net: str = option("all", "The network: har-cnn, bn-cnn4, resnet18, or all of these.", "NAME")
+    repeats: int = option(11, "Number of measurements.", "N")
 
 
 @option_class
 class BenchEngineOptions(BenchOptions, PlotOption, DataDirOption):
     """Options of ``fedgrove bench engine``."""
 
-    scene: str = option("har", "har, cnn, resnet, all of these, or uci-har.", "NAME")
-    repeats: int = option(5, "Rounds measured of each variant, in turns.", "N", **AT_LEAST_ONE)
+    scene: str = option("har", "What is trained: har, cnn, resnet, all of these, or uci-har.", "NAME")
+    repeats: int = option(5, "Number of rounds measured for each variant.", "N", **AT_LEAST_ONE)
     starts: int = option(
         3,
-        "Processes of each variant; 0: none.",
+        "Number of separate processes for each variant; 0: none.",
         "N",
         allowed="0 or more",
         check=lambda count: count >= 0,
     )
-    device: str = option("auto", "auto, cpu or cuda.", "NAME")
+    device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
     cohort: int | None = option(None, "Number of clients that train in a round.", "M")
 
 
@@ -69,15 +69,15 @@ class BenchLockstepOptions(BenchOptions, DataDirOption):
     """Options of ``fedgrove bench lockstep``."""
 
     seeds: int = option(20, "Number of runs in lockstep.", "N")
-    repeats: int = option(4, "Rounds measured of each variant, in turns.", "N")
+    repeats: int = option(4, "Number of rounds measured for each variant.", "N")
 
 
 @option_class
 class BenchWireOptions(BenchOptions, PlotOption, DataDirOption):
     """Options of ``fedgrove bench wire``."""
 
-    rounds: int = option(5, "Rounds of fedavg behind the small model.", "N")
-    steps: int = option(100, "Steps of SGD behind ResNet-18.", "N")
+    rounds: int = option(5, "Number of rounds of fedavg that train the small model.", "N")
+    steps: int = option(100, "Number of SGD steps that train ResNet-18.", "N")
     no_resnet: bool = option(False, "Leave ResNet-18 out.")
     quick: bool = option(False, "A quick run: generated data, one round, no ResNet-18.")
 
@@ -88,9 +88,9 @@ class BenchScaleOptions(BenchOptions, PlotOption):
 
     sizes: str = option("1000,10000,100000,1000000", "Numbers of registered clients.", "N,N")
     methods: str = option("fedavg,ca-afp", "Methods to measure.", "NAME,NAME")
-    engines: str = option("serial", "serial, pool, batched.", "NAME,NAME")
-    rounds: int = option(8, "Rounds of a process.", "N")
-    repeats: int = option(2, "Processes of each kind, in turns.", "N")
+    engines: str = option("serial", "Engines to measure: serial, pool, batched.", "NAME,NAME")
+    rounds: int = option(8, "Number of rounds in each process.", "N")
+    repeats: int = option(2, "Number of processes for each combination.", "N")
 
 
 @option_class
@@ -102,24 +102,25 @@ class BenchMethodsOptions(BenchOptions, PlotOption, DataDirOption):
         "Methods to compare with fedavg.",
         "NAME,NAME",
     )
-    scene: str = option("uci-har", "A data set: fedgrove list data.", "NAME")
-    engine: str = option("batched", "batched, pool, serial or wired.", "NAME")
-    device: str = option("auto", "auto, cpu or cuda.", "NAME")
-    precision: str = option("fp32", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
-    rounds: int = option(30, "Rounds of each run; shares of them are phases.", "N")
+    scene: str = option("uci-har", "A data set (fedgrove list data).", "NAME")
+    engine: str = option("batched", "Where clients are trained: batched, pool, serial or wired.", "NAME")
+    device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
+    precision: str = option("fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME")
+    rounds: int = option(30, "Number of rounds of each run; methods divide them into phases.", "N")
     net: str | None = option(None, "A network (fedgrove list nets), or FILE.py:Class.", "NAME")
     cohort: int | None = option(None, "Number of clients that train in a round.", "M")
-    no_split: bool = option(False, "Times only: no second run that is profiled.")
+    no_split: bool = option(False, "Measure times only, without the second run, which is profiled.")
 
 
 @bench.callback()
 def top() -> None:
-    """Measure speed, memory and bytes, compared with the plain way."""
+    """Measure speed, memory and bytes, compared with simpler alternatives."""
 
 
 def device_bench(options: BenchDeviceOptions) -> None:
-    """Training step and inference with 0, 30, 50 and 70 % of channels removed, to the dense net's;
-    some minutes.
+    """Time training steps and inference with 0, 30, 50 and 70 % of the channels removed.
+
+    Times are relative to the dense net. It takes a few minutes.
     """
     options.check()
     from ..bench import device, report
@@ -135,10 +136,10 @@ def device_bench(options: BenchDeviceOptions) -> None:
 
 
 def engine(options: BenchEngineOptions) -> None:
-    """Seconds per round of our engines, a plain PyTorch loop, pfl-research and Flower's simulation.
+    """Time rounds of our engines, a plain PyTorch loop, pfl-research and Flower's simulation.
 
-    On CUDA pfl-research takes turns with ours on the same GPU; elsewhere, and Flower always, in
-    their own processes (--starts). Packages that are not installed are left out, and named.
+    Flower always runs in separate processes (--starts). So does pfl-research without CUDA; with
+    CUDA it takes turns with our engines on one GPU. Packages that are not installed are reported.
     """
     options.check()
     from fedgrove.engines import device_of
@@ -163,9 +164,7 @@ def engine(options: BenchEngineOptions) -> None:
 
 
 def lockstep(options: BenchLockstepOptions) -> None:
-    """Seconds per round of many seeds on a GPU: together, one after another, and as a plain
-    loop.
-    """
+    """Time rounds of many seeds on a GPU: together, one after another, and in a plain loop."""
     options.check()
     from fedgrove.engines import device_of
 
@@ -181,8 +180,9 @@ def lockstep(options: BenchLockstepOptions) -> None:
 
 
 def wire(options: BenchWireOptions) -> None:
-    """Bytes against their entropy, and speed against bitmap + zstandard, on trained weights; takes
-    some minutes.
+    """Compare coded bytes with their entropy, and speed with bitmap + zstandard.
+
+    The weights are trained first. It takes a few minutes.
     """
     options.check()
     from ..bench import report
@@ -207,8 +207,9 @@ def wire(options: BenchWireOptions) -> None:
 
 
 def scale(options: BenchScaleOptions) -> None:
-    """Memory and seconds of a round with a thousand to a million clients, a hundred in each round;
-    some minutes.
+    """Measure memory and time per round with a thousand to a million clients.
+
+    A hundred clients train in each round. It takes a few minutes.
     """
     options.check()
     from ..bench import report
@@ -229,11 +230,11 @@ def scale(options: BenchScaleOptions) -> None:
 
 
 def methods_bench(options: BenchMethodsOptions) -> None:
-    """Milliseconds of a round of methods compared with fedavg's, and what they go into.
+    """Time rounds of methods compared with fedavg, and show what the time is spent on.
 
-    Rounds are those of real runs without scoring, in turns. Every method runs twice, once timed and
-    once profiled. On a GPU it takes a minute or two, on a CPU many; there, --scene digits
-    --rounds 12 is a quick run.
+    Methods take turns; their runs are real, but without scoring. Every method runs twice, once
+    timed and once profiled. It takes one or two minutes on a GPU and many on a CPU, where --scene
+    digits --rounds 12 is a quick run.
     """
     options.check()
     from ..bench import methods as library
@@ -291,14 +292,14 @@ def _run(
 
 
 def _split_names(text: str, option: str) -> list[str]:
-    """Names with commas between."""
+    """Names separated by commas."""
     names = [name.strip() for name in text.split(",")]
-    check(all(names), option, text, "names with commas between, as a,b")
+    check(all(names), option, text, "names separated by commas, as in a,b")
     return names
 
 
 def _split_counts(text: str, option: str) -> list[int]:
-    """Whole numbers with commas between; 1e6 is one too.
+    """Whole numbers separated by commas; 1e6 is one too.
 
     >>> _split_counts("1000,1e6", "sizes")
     [1000, 1000000]
@@ -309,7 +310,7 @@ def _split_counts(text: str, option: str) -> list[int]:
             number = float(part)
         except ValueError:
             number = 0.5
-        check(number.is_integer(), option, text, "whole numbers with commas, as 1e3,1e6")
+        check(number.is_integer(), option, text, "whole numbers separated by commas, as in 1e3,1e6")
         counts.append(int(number))
     return counts
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class StoreOption:
     """Output: a stored result."""
 
-    store: str | None = option(None, "Store the result in lab/results, for the docs.", "NAME")
+    store: str | None = option(None, "Store the result under this name in lab/results, for the docs.", "NAME")
 
 
 @option_class
@@ -43,21 +43,21 @@ class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOption
 
     name: str = field(
         metadata=argument(
-            "The paper: adfedwcp, ca-afp, fedapta, fedlayerprune, safl, or ours, grove.", "NAME"
+            "The paper: adfedwcp, ca-afp, fedapta, fedlayerprune, safl, or our own, grove.", "NAME"
         )
     )
     _: KW_ONLY
-    table: int | None = option(None, "One of its tables.", "N")
-    figure: int | None = option(None, "One of its figures.", "N")
+    table: int | None = option(None, "The table to run.", "N")
+    figure: int | None = option(None, "The figure to run.", "N")
     quick: bool = option(False, "A quick run: built-in data, few rounds and clients.")
     rows: str | None = option(
         None, "Only these rows, by name or pattern, as in 'hermes-*,safl-k5-0.3'.", "NAMES"
     )
     rounds: int | None = option(
-        None, "Number of rounds, for papers that allow it.", "N", without="the paper's"
+        None, "Number of rounds, for papers that allow it.", "N", without="as in the paper"
     )
     examples: int | None = option(
-        None, "Number of examples of each class, for papers that allow it.", "N"
+        None, "Number of examples per class, for papers that allow it.", "N"
     )
     init: str | None = option(
         None, "Initial weights, as in RUN/models/client-00000.safetensors.", "FILE[:body]"
@@ -66,16 +66,16 @@ class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOption
         None,
         "Number of seeds, from 0 on, or the seeds themselves, as in 3,5,7.",
         "N|S,S",
-        without="the study's",
+        without="depends on the study",
         **SEEDS,
     )
-    data: str | None = option(None, "One data set.", "NAME", without="all of the paper's")
+    data: str | None = option(None, "The only data set to use.", "NAME", without="all of the paper")
     split: str | None = option(None, "How test data are held out: blocks or random.", "KIND")
-    out: str | None = option(None, "The folder; runs that are in it already are resumed.", "DIR")
+    out: str | None = option(None, "Folder of the runs; runs that are already in it are resumed.", "DIR")
 
 
 def paper(options: PaperOptions) -> None:
-    """Run a paper's table or figure again and compare it; the same command resumes it."""
+    """Repeat a paper's table or figure, and compare the numbers; run it again to resume."""
     from fedgrove.api import open_engine
 
     from .. import papers
