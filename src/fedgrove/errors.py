@@ -277,11 +277,13 @@ def not_a_run(path: Path) -> InputError:
         page = path / "report.html"
         where = f"{page} is its report" if page.is_file() else "it is not finished"
         return InputError(
-            f"{path} is not a run folder: it contains a choice between methods (fedgrove choose), and "
-            f"{where}; the runs are in its folders first, second and full."
+            f"{path} is not a run folder: it contains a choice between methods (fedgrove choose), "
+            f"and {where}; the runs are in its folders first, second and full."
         )
     what = "has no config.toml" if path.is_dir() else "does not exist"
-    return InputError(f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` creates one.")
+    return InputError(
+        f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` creates one."
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,9 @@ class ExportOptions(Options, JsonOption, TrustOption, DataDirOption):
 
     run: str = field(metadata=argument("A run folder.", "RUN", complete="runs"))
     _: KW_ONLY
-    client: str | None = option(None, "The client whose model is exported: a number or a name.", "K")
+    client: str | None = option(
+        None, "The client whose model is exported: a number or a name.", "K"
+    )
     all: bool = option(False, "Export the models of all clients.")
     to: str = option("onnx", "The format: onnx or executorch.", "FORMAT")
     int8: bool = option(False, "Also write an int8 file, calibrated on the client's training data.")
@@ -30,9 +32,7 @@ class ExportOptions(Options, JsonOption, TrustOption, DataDirOption):
     align: int = option(
         1, "Round channel counts up to multiples of N, such as 16: larger, but often faster.", "N"
     )
-    out: str | None = option(
-        None, "Folder to write to.", "DIR", without="RUN/export"
-    )
+    out: str | None = option(None, "Folder to write to.", "DIR", without="RUN/export")
 
 
 def export(options: ExportOptions) -> None:

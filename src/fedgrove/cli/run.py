@@ -17,9 +17,9 @@ from ..errors import InputError
 from ..options import CostOptions, RerunOptions, RunOptions
 from ..options.definition import Options, argument, option, option_class
 from ..options.groups import (
+    METHOD,
     DataDirOption,
     DryRunOption,
-    METHOD,
     EngineOptions,
     JsonOption,
     TrustOption,

@@ -96,9 +96,7 @@ def newest(place: Path) -> Path:
 
     found = find_runs(place)
     if not found:
-        raise InputError(
-            f"there is no run under {place}; give a run folder: fedgrove watch RUN"
-        )
+        raise InputError(f"there is no run under {place}; give a run folder: fedgrove watch RUN")
     return max(found, key=last_written)
 
 

@@ -173,8 +173,8 @@ def _serve(
 def _check_same(begun: str, now: str, path: Path) -> None:
     if begun != now:
         raise InputError(
-            f"{path} holds a run with another config.toml or other clients; give another folder, or "
-            "the config and clients of that run."
+            f"{path} holds a run with another config.toml or other clients; give another folder, "
+            "or the config and clients of that run."
         )
 
 

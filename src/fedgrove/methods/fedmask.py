@@ -131,7 +131,7 @@ class FedMask(CommonParts):
         }[verb]
 
     def _begin(self, carry: Carry, client: Client) -> Carry:
-        """Scores from the server's bits, in the places of the weights, next to the other tensors."""
+        """Scores from the server's bits, in place of the weights, next to the other tensors."""
         frozen = self.network(client)
         weights = trees.pick(frozen, client.layout.prunable)
         rest = dict(carry)

@@ -408,7 +408,9 @@ class EngineOptions(TimeoutOption):
         checked_as=Any,
     )
     device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
-    precision: str = option("fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME")
+    precision: str = option(
+        "fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME"
+    )
 
 
 @option_group

@@ -51,7 +51,9 @@ class BenchDeviceOptions(BenchOptions, PlotOption):
 class BenchEngineOptions(BenchOptions, PlotOption, DataDirOption):
     """Options of ``fedgrove bench engine``."""
 
-    scene: str = option("har", "What is trained: har, cnn, resnet, all of these, or uci-har.", "NAME")
+    scene: str = option(
+        "har", "What is trained: har, cnn, resnet, all of these, or uci-har.", "NAME"
+    )
     repeats: int = option(5, "Number of rounds measured for each variant.", "N", **AT_LEAST_ONE)
     starts: int = option(
         3,
@@ -103,9 +105,13 @@ class BenchMethodsOptions(BenchOptions, PlotOption, DataDirOption):
         "NAME,NAME",
     )
     scene: str = option("uci-har", "A data set (fedgrove list data).", "NAME")
-    engine: str = option("batched", "Where clients are trained: batched, pool, serial or wired.", "NAME")
+    engine: str = option(
+        "batched", "Where clients are trained: batched, pool, serial or wired.", "NAME"
+    )
     device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
-    precision: str = option("fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME")
+    precision: str = option(
+        "fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME"
+    )
     rounds: int = option(30, "Number of rounds of each run; methods divide them into phases.", "N")
     net: str | None = option(None, "A network (fedgrove list nets), or FILE.py:Class.", "NAME")
     cohort: int | None = option(None, "Number of clients that train in a round.", "M")

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 class StoreOption:
     """Output: a stored result."""
 
-    store: str | None = option(None, "Store the result under this name in lab/results, for the docs.", "NAME")
+    store: str | None = option(
+        None, "Store the result under this name in lab/results, for the docs.", "NAME"
+    )
 
 
 @option_class
@@ -71,7 +73,9 @@ class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOption
     )
     data: str | None = option(None, "The only data set to use.", "NAME", without="all of the paper")
     split: str | None = option(None, "How test data are held out: blocks or random.", "KIND")
-    out: str | None = option(None, "Folder of the runs; runs that are already in it are resumed.", "DIR")
+    out: str | None = option(
+        None, "Folder of the runs; runs that are already in it are resumed.", "DIR"
+    )
 
 
 def paper(options: PaperOptions) -> None:

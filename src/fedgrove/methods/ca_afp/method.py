@@ -21,9 +21,9 @@ Evidence (variances, signs and gradients) comes with the training reports and is
 last pruning step. That of the first mask comes from the last f rounds of phase 2 or, without a
 phase 2, from the clustering exchange. Where no two clients of a group reported in the same round
 (a group of one, say) Coh = Con = 1: it prunes by magnitude and regrows by gradient. A group of
-which no client reported since the last step has no gradient: it prunes its deficit and does not churn.
-A client that missed the clustering does its part of it when it is first drawn, and joins the group
-nearest to its update.
+which no client reported since the last step has no gradient: it prunes its deficit and does not
+churn. A client that missed the clustering does its part of it when it is first drawn, and joins the
+group nearest to its update.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/ca-afp.md.
 
@@ -408,8 +408,8 @@ class CAAFP(CommonParts):
             # Con = 1 although one client's votes of several rounds may differ.
             signs = None
         if not sums:
-            # No client reported, so there is no gradient to regrow by: no churn, only the deficit is
-            # pruned.
+            # No client reported, so there is no gradient to regrow by: no churn, only the
+            # deficit is pruned.
             deficit = n_prune - n_grow
             n_prune = max(deficit, 0)
             n_grow = max(-deficit, 0)
@@ -437,7 +437,7 @@ class CAAFP(CommonParts):
     # ---- a client --------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train, near the reference and with evidence as the phase requires; or one epoch's update."""
+        """Train as the phase requires, near the reference and with evidence; or for one epoch."""
         # A verb at a time: this is called for every task.
         match verb:
             case "train":

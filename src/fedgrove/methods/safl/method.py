@@ -327,9 +327,9 @@ class Fusion:
     """Heterogeneous model fusion of one cluster (Section III.B.5).
 
     The channels that most clients of the cluster kept, each parameter averaged over those who have
-    it. Clients count alike here, as in the paper; the number of channels is what its clients keep on
-    average. Channels that equally many clients kept are decided by the mean of the score by which
-    clients prune, |gamma|, over the clients that have them.
+    it. Clients count alike here, as in the paper; the number of channels is what its clients keep
+    on average. Channels that equally many clients kept are decided by the mean of the score by
+    which clients prune, |gamma|, over the clients that have them.
     """
 
     def __init__(self, groups: Sequence[ChannelGroup], score: Score, mean: Average) -> None:
