@@ -306,7 +306,7 @@ def test_labels_may_come_as_a_tensor_a_list_or_a_set() -> None:
     for labels in (torch.tensor(client.labels), list(client.labels), set(client.labels)):
         assert sorted(replace(client, labels=labels).labels or ()) == sorted(client.labels)
     for wrong in ((0.5,), "ab", 3):
-        with pytest.raises(InputError, match="they must be the numbers of its classes, as"):
+        with pytest.raises(InputError, match="they must be the numbers of its classes, such as"):
             replace(client, labels=wrong)
 
 

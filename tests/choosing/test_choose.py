@@ -194,8 +194,8 @@ def test_methods_that_one_seed_dropped_are_noted(chosen: Choice) -> None:
 def test_a_choice_is_no_run(chosen: Choice, verb: str, capsys: Any) -> None:
     assert main([verb, str(chosen.path)]) == 2
     err = " ".join(capsys.readouterr().err.split())
-    assert "holds a choice between methods" in err
-    assert f"{chosen.path}/report.html is its page" in err
+    assert "contains a choice between methods" in err
+    assert f"{chosen.path}/report.html is its report" in err
 
 
 def test_the_table(chosen: Choice, capsys: Any, monkeypatch: Any) -> None:

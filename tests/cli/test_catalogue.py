@@ -82,11 +82,11 @@ def test_doctor_says_what_works(
     (tmp_path / "mnist.npz").touch()
     out = said(capsys, "doctor", "--data-dir", str(tmp_path))
     rows = dict(line.rstrip().split("  ", maxsplit=1) for line in out.splitlines())
-    assert rows["data mnist"].strip() == "there"
-    assert rows["data uci-har"].strip().startswith("not there; https://")
+    assert rows["data mnist"].strip() == "available"
+    assert rows["data uci-har"].strip().startswith("not found; get it from https://")
     # Its variants come from the same address.
     assert out.count("data emnist") == 1
-    assert rows["a small run"].strip().startswith("works: ")
+    assert rows["test run"].strip().startswith("works: ")
     assert "extra export" in rows
     monkeypatch.setenv("FEDGROVE_DATA", str(tmp_path / "nowhere"))
     assert "which is not a folder" in said(capsys, "doctor")

@@ -154,7 +154,7 @@ def test_costs_of_several_methods_at_once(capsys: pytest.CaptureFixture[str]) ->
             "run fedavg --trace nowhere.csv",
             "the devices in nowhere.csv cannot be read: No such fil",
         ),
-        ("run fedavg --deadline 0", "deadline is 0.0; it must be above 0 virtual seconds."),
+        ("run fedavg --deadline 0", "deadline is 0.0; it must be above 0."),
         ("run fedavg --deadline soon", "--deadline is 'soon'; it must be a number."),
         ("cost fedavg --examples 5", "--examples is 5; it must be left out where there are data"),
         ("compare mine --to 0.9", "--to is 0.9; it must be given together with --time."),

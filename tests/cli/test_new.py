@@ -28,7 +28,7 @@ def test_all_files_are_there_and_nothing_is_overwritten(
     assert (place / "net.py").read_text() == "mine"
     assert main(["new", str(place / "net.py")]) == 2
     assert main(["new", str(place / "net.py" / "x")]) == 2
-    assert "cannot be made" in capsys.readouterr().err
+    assert "cannot be created" in capsys.readouterr().err
 
 
 def test_the_project_keeps_our_style(tmp_path: Path) -> None:

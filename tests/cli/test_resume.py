@@ -48,7 +48,7 @@ def test_a_sweep_is_unfinished_as_long_as_one_of_its_runs_is() -> None:
     Path("runs/s/sweep.json").touch()
     assert find_unfinished(Path("runs")) == Path("runs/s")
     (last / "summary.json").touch()
-    with pytest.raises(InputError, match=r"^there is no unfinished run under runs; name the "):
+    with pytest.raises(InputError, match=r"^there is no unfinished run under runs; give a run "):
         find_unfinished(Path("runs"))
 
 

@@ -213,7 +213,7 @@ def test_a_dry_run_makes_nothing(here: Path, capsys: pytest.CaptureFixture[str])
         (["fedavgg"], "there is no method 'fedavgg'; did you mean 'fedavg'?"),
         (
             ["fedavg", "--seeds", "x"],
-            "--seeds is 'x'; it must be a number of seeds, as 10, or the seeds themselves",
+            "--seeds is 'x'; it must be a number of seeds, such as 10, or the seeds themselves",
         ),
         (["fedavg", "--seeds", "0"], "--seeds is 0; "),
         (["fedavg", "--seeds", "1,-2"], "--seeds is '1,-2'"),

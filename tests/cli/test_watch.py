@@ -222,7 +222,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, sentence in {
         ("nowhere",): "nowhere is not a run folder: it does not exist. ",
         ("empty",): "empty is not a run folder: it has no config.toml. ",
-        (): "there is no run under runs; name the folder of one: fedgrove watch RUN",
+        (): "there is no run under runs; give a run folder: fedgrove watch RUN",
         ("empty", "--port", "80"): "--port is 80; it must be given together with --browser",
         ("empty", "--browser", "--port", "70000"): "--port is 70000; it must be between 1 and ",
         ("empty", "--track", "tensorbord"): "did you mean 'tensorboard'?",

@@ -163,7 +163,7 @@ def test_arrays_and_modules_are_marked_and_must_be_given() -> None:
         ),
         (
             '[method]\ntype = "FedAvg"\n[method.codec]\ntype = "Chain"',
-            "method.codec cannot be made: .*'first'",
+            "method.codec cannot be created: .*'first'",
         ),
         (
             '[method]\ntype = "FedAvg"\nlocal.type = "LocalTraining"\n[method.local.optimiser]\ntype = "SGD"\nlr = -1',
@@ -311,7 +311,7 @@ def test_protocols_take_what_has_their_methods() -> None:
 def test_text_is_tried_last_in_a_union() -> None:
     assert coerce("k", "3", str | int) == 3
     assert coerce("k", "x", str | int) == "x"
-    assert allowed(tuple[float, float]) == "2 numbers with commas between"
+    assert allowed(tuple[float, float]) == "2 numbers separated by commas"
     assert allowed(Literal["a", "b"]) == "a or b"
 
 

@@ -109,17 +109,17 @@ def test_unknown_arguments_name_the_nearest() -> None:
         fg.run(round=2)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^run takes method, data, net by position, and got 4"):
         fg.run("fedavg", "digits", None, 3)  # type: ignore[misc]
-    with pytest.raises(InputError, match=r"^sweep needs methods: NAME or"):
+    with pytest.raises(InputError, match=r"^sweep needs methods: a method, as NAME or"):
         fg.sweep()  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^resume needs path: "):
         fg.resume()  # type: ignore[call-arg]
 
 
 def test_names_are_spelled_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match=r"^score_on is -1; it must be 0 or more clients\.$"):
+    with pytest.raises(InputError, match=r"^score_on is -1; it must be 0 or more\.$"):
         fg.run("fedavg", score_on=-1)
     assert main(["run", "fedavg", "--score-on", "-1"]) == 2
-    sentence = "fedgrove: --score-on is -1; it must be 0 or more clients.\n"
+    sentence = "fedgrove: --score-on is -1; it must be 0 or more.\n"
     assert capsys.readouterr().err == sentence
 
 
@@ -171,7 +171,7 @@ def test_values_are_brought_to_their_type(value: object, hint: object, expected:
         ("inf", float, "a number"),
         (None, int, "a whole number"),
         (3, str | None, "text"),
-        ("0,x", tuple[int, ...], "whole numbers with commas between"),
+        ("0,x", tuple[int, ...], "whole numbers separated by commas"),
     ],
 )
 def test_values_of_another_type_are_refused(value: object, hint: object, allowed: str) -> None:

@@ -298,7 +298,7 @@ def test_a_sample_is_resumed(tmp_path: Path) -> None:
 
 
 def test_a_negative_sample_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="score_on is -1; it must be 0 or more clients"):
+    with pytest.raises(InputError, match="score_on is -1; it must be 0 or more"):
         run(data.load("crowd", clients=5), score_on=-1)
     with pytest.raises(InputError, match="score_on is -1"):
         crowd_run(tmp_path, 5, score_on=-1)

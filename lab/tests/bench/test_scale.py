@@ -82,7 +82,7 @@ def test_the_command_refuses_what_cannot_be_measured(capsys: pytest.CaptureFixtu
         ("--sizes", "10,1000"): "sizes is '10,1000'; it must be different numbers of clients",
         ("--engines", "seral"): "there is no engine 'seral'; did you mean 'serial'",
         ("--methods", "fedavk"): "there is no method 'fedavk'; did you mean 'fedavg'",
-        ("--methods", "fedavg,,"): "methods is 'fedavg,,'; it must be names with commas",
+        ("--methods", "fedavg,,"): "methods is 'fedavg,,'; it must be names separated by commas",
         ("--repeats", "0"): "repeats is 0; it must be 1 or more",
     }.items():
         assert main(["bench", "scale", *words]) == 2

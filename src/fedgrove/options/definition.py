@@ -355,7 +355,8 @@ def make_options(
             values[key] = known[key].read(value) if is_typed else known[key].convert(value)
     for field in known.values():
         if field.is_required and field.name not in values:
-            raise InputError(f"{name} needs {field.name}: {field.option.help}")
+            what = field.option.help
+            raise InputError(f"{name} needs {field.name}: {what[0].lower()}{what[1:]}")
     made = cls(**values)
     # The class is frozen; these are no fields, so that its constructor does not take them.
     object.__setattr__(made, "given", MappingProxyType(values))

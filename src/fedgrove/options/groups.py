@@ -33,7 +33,7 @@ NORM_BOUND = 100.0
 
 
 def parse_seeds(text: str) -> int | tuple[int, ...]:
-    """The number of seeds, or the seeds themselves with commas between.
+    """The number of seeds, or the seeds themselves, separated by commas.
 
     >>> parse_seeds("3"), parse_seeds("3,5,7"), parse_seeds("4,")
     (3, (3, 5, 7), (4,))
@@ -58,7 +58,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def parse_names(text: str) -> list[str]:
-    """Names with commas between.
+    """Names separated by commas.
 
     >>> parse_names("fedavg, ditto")
     ['fedavg', 'ditto']
@@ -90,7 +90,7 @@ def are_lengths(lengths: Sequence[int]) -> bool:
 
 
 AT_LEAST_ONE: dict[str, Any] = {"allowed": "1 or more", "check": lambda value: value >= 1}
-METHOD = "A method: NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
+METHOD = "A method, as NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
 
 
 # ---- groups: what an experiment is ---------------------------------------------------------------

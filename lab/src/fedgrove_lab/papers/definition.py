@@ -98,7 +98,7 @@ class ReportedDefinition(Definition):
     """Numbers as a paper prints them."""
 
     columns: list[str]
-    """Measures, several with commas between where a number is that of each of them; after a space
+    """Measures, several separated by commas where a number is that of each of them; after a space
     how the number becomes a value: ``%``, ``sparsity``, ``sparsity%`` or ``GB``."""
     across: str = ""
     """The value that numbers in a list are for, where there is one column; ``at`` lists it."""

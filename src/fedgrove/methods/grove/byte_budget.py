@@ -286,7 +286,8 @@ def waits(clients: int, cohort: int, rounds: int) -> list[float]:
 
     Each client is drawn with :math:`p = M/K` in each of T rounds. All have version 0, so that in
     round t a client that was never drawn has missed as much as one that was drawn in round 0.
-    Averaged over rounds, j are missed with :math:`(1-p)^{j-1} (1 + p (T - 1 - j)) / T`, and none with 1/T.
+    Averaged over rounds, j are missed with :math:`(1-p)^{j-1} (1 + p (T - 1 - j)) / T`, and none
+    with 1/T.
 
     >>> [round(p, 4) for p in waits(2, 1, 3)]
     [0.3333, 0.5, 0.1667]

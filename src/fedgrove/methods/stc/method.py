@@ -213,7 +213,7 @@ class STC(CommonParts):
         return begun
 
     def _give(self, carry: Carry, client: Client) -> Outcome:
-        """Alg. 2, the client: send the coded update, keep its error and its first model."""
+        """Alg. 2, the client: send the coded update; keep its error and the received model."""
         weights, names = self._names(client.layout)
         held = trees.pick(carry["model"], weights)
         trained = trees.pick(carry["local"], weights)
