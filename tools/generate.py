@@ -24,6 +24,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from fedgrove.errors import FedgroveError
+
 ROOT = Path(__file__).parents[1]
 Files = dict[Path, str]
 
@@ -87,13 +89,22 @@ def main() -> int:
             f"there is no generator {', '.join(unknown)}; there are: {', '.join(GENERATORS)}"
         )
     names = arguments.names or list(GENERATORS)
+    try:
+        return write_outdated(names, arguments.check)
+    except FedgroveError as error:
+        # A broken method or data set: its sentence says what is wrong, and a traceback does not.
+        raise SystemExit(str(error)) from None
+
+
+def write_outdated(names: list[str], check: bool) -> int:
+    """Write every file that is not current, or with ``check`` only print its name; 1 if any is."""
     for name in names:
         # One after another: several generators may write blocks of one page.
         for path, text in outdated([name]).items():
-            print(path.relative_to(ROOT), "is not current" if arguments.check else "written")
-            if not arguments.check:
+            print(path.relative_to(ROOT), "is not current" if check else "written")
+            if not check:
                 path.write_text(text)
-    return int(arguments.check and bool(outdated(names)))
+    return int(check and bool(outdated(names)))
 
 
 if __name__ == "__main__":

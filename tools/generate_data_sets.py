@@ -5,13 +5,15 @@ from __future__ import annotations
 from generate import ROOT, Files, replace_block
 
 from fedgrove.data.named_set import FileFormat, NamedSet
-from fedgrove.data.sets import SETS
+from fedgrove.data.sets import BROKEN, SETS
 
 PAGE = ROOT / "docs" / "data.md"
 
 
 def table() -> Files:
     """Return the page on data with a table of all named data sets."""
+    for sentence in BROKEN.values():
+        raise SystemExit(sentence)
     lines = ["| name | what | clients | files |", "|---|---|---|---|"]
     for name, named_set in SETS.items():
         cells = (f"`{name}`", named_set.about, _clients(named_set), _files(named_set))

@@ -86,6 +86,10 @@ class EngineError(FedgroveError, RuntimeError):
     """Work that an engine could not finish: a worker died, every update was refused."""
 
 
+MOST_LISTED = 20
+"""The most errors that are listed at once; the others are counted."""
+
+
 class Refusals:
     """Collects errors, so that all of them are reported at once.
 
@@ -101,18 +105,40 @@ class Refusals:
     """
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
-        self.sentences: list[str] = []
+        self._places: dict[str, list[str]] = {}
+        """Each sentence, or the kind of it: the first sentence, then the places of all others."""
         self._more = 0
         self._first: InputError | None = None
         for sentence in sentences:
-            self.add(InputError(sentence))
+            self.add(sentence)
 
-    def add(self, error: InputError) -> None:
-        """Add one error, or several; a sentence that is there already is not repeated."""
+    @property
+    def sentences(self) -> list[str]:
+        """What was collected, in the order in which it was found."""
+        listed = []
+        for sentence, *places in self._places.values():
+            if places:
+                sentence += f" The same in {list_some(places)}."
+            listed.append(sentence)
+        return listed
+
+    def add(self, error: InputError | str, kind: str = "", place: str = "") -> None:
+        """Add one error, or several; a sentence that is there already is not repeated.
+
+        Args:
+            error: The error, or its sentence.
+            kind: Only the first error of a kind is listed in full; of the others, the place.
+            place: Where it was found, with ``kind``.
+        """
+        if isinstance(error, str):
+            error = InputError(error)
         new = error.sentences if isinstance(error, InputErrors) else (str(error),)
         for sentence in new:
-            if sentence not in self.sentences:
-                self.sentences.append(sentence)
+            key = kind or sentence
+            if key not in self._places:
+                self._places[key] = [sentence]
+            elif kind:
+                self._places[key].append(place)
         if isinstance(error, InputErrors):
             self._more += error.more
         self._first = self._first or error
@@ -127,11 +153,15 @@ class Refusals:
 
     def check(self) -> None:
         """Refuse, if anything was collected."""
-        if len(self.sentences) == 1 and self._first is not None:
+        found = self.sentences
+        if self._first is not None and found == [str(self._first)]:
             # The error itself: its class may carry more than the sentence.
             raise self._first
-        if self.sentences:
-            raise InputErrors(self.sentences, self._more)
+        if len(found) + self._more == 1:
+            raise InputError(found[0])
+        if found:
+            listed = found[:MOST_LISTED]
+            raise InputErrors(listed, self._more + len(found) - len(listed))
 
 
 def together(sentences: Sequence[str]) -> InputError:

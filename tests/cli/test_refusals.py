@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 
 from fedgrove.cli import main
+from fedgrove.config.settings import allowed
+from fedgrove.parts.objective import Objective
+
+LOSSES = allowed(Objective).removeprefix("one of ").split(", ")
+"""The names of the losses that every method can train with."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "run adfedwcp --dry-run --set objective=GammaDistance",
             "the objective is GammaDistance(), which learns nothing from the targets: it is only "
             "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, objective "
-            "must be ProblemLoss or CrossEntropy.",
+            f"must be {' or '.join(LOSSES)}.",
         ),
         ("run fedmask --set objective=GammaL1", "the objective is GammaL1(), which learns nothing"),
         ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which learns "),
@@ -69,7 +74,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (
             "run adfedwcp --set objective=MutualDistillation",
             "the objective has MutualDistillation, which is fedkd's own: clients of other methods "
-            "lack what it needs. With --set, objective must be ProblemLoss or CrossEntropy.",
+            f"lack what it needs. With --set, objective must be {' or '.join(LOSSES)}.",
         ),
         (
             "run fedmask --set objective=LogitCalibration",
@@ -77,7 +82,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ),
         (
             "run fedavg --set objective=None",
-            "objective is 'None'; it must be one of ProblemLoss, CrossEntropy.",
+            f"objective is 'None'; it must be one of {', '.join(LOSSES)}.",
         ),
         ("run --set nosuch=1", "there is no setting of local 'nosuch'. There are: "),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +16,16 @@ from fedgrove.core import Batch, Carry
 from fedgrove.errors import InputError
 from fedgrove.methods.clusterfl import Clustered
 from fedgrove.nets import Net, Output
-from fedgrove.parts.objective import CrossEntropy, Objective, Proximal, Sum
+from fedgrove.parts.objective import (
+    CrossEntropy,
+    Objective,
+    ProblemLoss,
+    Proximal,
+    Sum,
+    check_fits,
+    check_whole,
+)
+from fedgrove.problems import CLASSES, LABELS, numbers
 from fedgrove.trees import Tree
 
 F64 = torch.float64
@@ -209,3 +219,38 @@ def test_a_sum_of_the_two_real_terms() -> None:
     carry = {"model": {"w": torch.tensor([1.0], dtype=F64)}}
     loss, _ = (CrossEntropy() + Proximal(1.0))(output([[0.0, 0.0]]), params, batch([1], [1]), carry)
     assert loss.item() == pytest.approx(math.log(2) + 2, abs=1e-14)
+
+
+# ---- which targets a loss fits -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Smoothed(Objective):
+    """A loss of somebody else, which says itself what it is for."""
+
+    targets: ClassVar[tuple[str, ...]] = ("classes", "labels")
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        return out.logits.sum(), {}
+
+
+def test_a_loss_says_which_targets_it_fits() -> None:
+    check_fits(Smoothed(), CLASSES)
+    check_fits(Smoothed() + Proximal(0.1), LABELS)
+    with pytest.raises(
+        InputError, match=r"has Smoothed, which is for classes or labels, and .* are numbers; take"
+    ):
+        check_fits(Proximal(0.1) + Smoothed(), numbers())
+    with pytest.raises(InputError, match=r"has CrossEntropy, which is for classes, and .* labels"):
+        check_fits(CrossEntropy(), LABELS)
+    check_fits(ProblemLoss() + Proximal(0.1), numbers())
+
+
+def test_the_losses_to_take_are_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"objective must be ProblemLoss or CrossEntropy\.$"):
+        check_whole(Proximal(0.1))
+    monkeypatch.setattr(Smoothed, "__module__", Objective.__module__)
+    with pytest.raises(InputError, match=r"must be ProblemLoss or CrossEntropy or Smoothed\.$"):
+        check_whole(Proximal(0.1))

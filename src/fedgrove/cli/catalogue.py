@@ -257,8 +257,12 @@ def _typed(value: Any) -> str:
 
 def _data() -> list[tuple[str, str]]:
     from .. import data
+    from ..data.sets import BROKEN
 
-    return [(name, data.describe(name)) for name in data.names()]
+    rows = [(name, data.describe(name)) for name in data.names()]
+    # A broken file takes no other data set away.
+    rows.extend((f"{module}.py", sentence) for module, sentence in BROKEN.items())
+    return rows
 
 
 def _nets() -> list[tuple[str, str]]:

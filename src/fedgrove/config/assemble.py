@@ -162,7 +162,7 @@ def _apply_settings(
         certain = {_refused_part(sentence) for sentence in wrong_too}
         wrong = [sentence for sentence in wrong if _refused_part(sentence) in certain]
     for sentence in wrong:
-        refusals.add(InputError(sentence))
+        refusals.add(sentence)
     return changed
 
 
@@ -199,7 +199,7 @@ def look_further(
     federation: Federation | None = None
     wrong = _check_division(experiment)
     for sentence in wrong.sentences:
-        refusals.add(InputError(sentence))
+        refusals.add(sentence)
     if wrong.sentences:
         # Such options are refused before the name of the data is looked at.
         experiment = replace(
@@ -276,10 +276,8 @@ def read_config(
         if name not in replaced:
             kept.pop(name, None)
             refusals.add(
-                InputError(
-                    f"the {name} of {place} was made in Python, which a file cannot hold; run the "
-                    "same script again, or give another one together with the file."
-                )
+                f"the {name} of {place} was made in Python, which a file cannot hold; run the "
+                "same script again, or give another one together with the file."
             )
     options = read_options(kept, refusals)
     method = None

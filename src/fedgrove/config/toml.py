@@ -500,7 +500,7 @@ def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
     try:
         return cls(**values)
     except TypeError as error:
-        raise InputError(f"{path} cannot be made: {error}.") from None
+        raise InputError(f"{path} cannot be created: {error}.") from None
     except InputError as error:
         raise InputError(f"{path}.{error}") from None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, unknown
+from ..errors import InputError
 from .arrays import ArrayData, OwnDataOptions, choose_defaults, make_dataset
 from .build import Choices, build
 from .dataset import Dataset
@@ -18,8 +18,7 @@ from .federation import Federation
 from .mix import divide_clients, mix_by_name, names_several, split_names, split_option
 from .named_set import is_path, read_dataset
 from .scenario import parse as parse_scenario
-from .sets import SETS
-from .sets.images import OPTIONS
+from .sets import OPTIONS, SETS, unknown_set
 from .split import VALIDATION
 
 
@@ -35,7 +34,7 @@ def describe(name: str) -> str:
         InputError: There is no such data set.
     """
     if name not in SETS:
-        raise unknown("data set", name, SETS)
+        raise unknown_set(name)
     return SETS[name].about
 
 
@@ -173,7 +172,7 @@ def _split_option_name(data: str) -> tuple[str, str]:
     name, _, option = data.rpartition(":")
     if name not in SETS or option not in OPTIONS:
         others = ["FILE.csv", "FILE.npz", "FOLDER/", *(f"SET:{option}" for option in OPTIONS)]
-        raise unknown("data set", data, [*SETS, *others])
+        raise unknown_set(data, others)
     return name, option
 
 

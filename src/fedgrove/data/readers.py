@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from ..errors import InputError, check, list_some
+from ..errors import InputError, Refusals, check, list_some
 from . import arrays as array_checks
 from . import tables as table_checks
 from .arrays import ArrayData, OwnDataOptions
 from .dataset import Array, Dataset
 from .named_set import SUFFIXES, is_path, read_npz
-from .tables import Findings, InputTable, describe_place
+from .tables import InputTable, describe_place
 
 SEPARATORS = (",", ";", "\t")
 KINDS = (
@@ -101,14 +101,12 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
 
 def _read_all(readers: Iterable[tuple[str, Callable[[], Content]]]) -> Contents:
     """Read the parts of all clients; report everything that is wrong with any of them."""
-    findings = Findings()
+    refusals = Refusals()
     contents = []
     for client, read in readers:
-        try:
+        with refusals.collected():
             contents.append((client, read()))
-        except InputError as error:
-            findings.add(str(error))
-    findings.refuse()
+    refusals.check()
     return contents
 
 
@@ -117,19 +115,19 @@ def _join_arrays(parts: Sequence[tuple[str, ArrayData]]) -> ArrayData:
     first_client, first = parts[0]
     if not first_client:
         return first
-    findings = Findings()
+    refusals = Refusals()
     clients = []
     for client, part in parts:
         place = describe_place(part.source, client)
         if part.x.shape[1:] != first.x.shape[1:]:
-            findings.add(
+            refusals.add(
                 f"{place} has x of the shape {part.x.shape}, and {first.source} has "
                 f"{first.x.shape}; all sizes but the first must be equal."
             )
         if len(part.x) != len(part.y):
-            findings.add(f"{place} has {len(part.x)} inputs and {len(part.y)} targets.")
+            refusals.add(f"{place} has {len(part.x)} inputs and {len(part.y)} targets.")
         clients.append(np.full(len(part.x), client))
-    findings.refuse()
+    refusals.check()
     block = None
     if all(part.block is not None for _, part in parts):
         block = np.concatenate([np.asarray(part.block) for _, part in parts])

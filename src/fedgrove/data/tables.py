@@ -11,20 +11,18 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..errors import InputError, InputErrors, check, list_some, nearest, together
+from ..errors import InputError, Refusals, check, list_some, nearest
 from .arrays import MAX_NUMBER, OwnDataOptions
 from .dataset import Array, Dataset, Floats, Ints, cut_windows, min_windows_in_piece, number_runs
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Texts of empty cells, in small letters."""
-MAX_FINDINGS = 20
-"""The most findings that are listed; the others are counted."""
 MAX_COLUMNS = 12
 """The most columns that a message lists."""
 MIN_CLOCK_ROWS = 10
@@ -75,37 +73,6 @@ def _quote(names: Sequence[str]) -> str:
     return list_some([f"'{name}'" for name in names], MAX_COLUMNS)
 
 
-@dataclass
-class Findings:
-    """Collects what is wrong, one sentence each, to report everything at once."""
-
-    sentences: list[str] = field(default_factory=list)
-    repeated: dict[str, list[str]] = field(default_factory=dict)
-    """For each finding that several tables share: its first sentence, then the other tables."""
-
-    def add(self, sentence: str) -> None:
-        """Add a finding."""
-        self.sentences.append(sentence)
-
-    def add_repeated(self, kind: str, sentence: str, table: str) -> None:
-        """Add a finding that is reported once for all tables in which it is of the same kind."""
-        found = self.repeated.setdefault(kind, [])
-        found.append(table if found else sentence)
-
-    def refuse(self) -> None:
-        """Raise an error with all findings, if there are any."""
-        found = []
-        for sentence, *others in self.repeated.values():
-            if others:
-                sentence += f" The same in {list_some(others)}."
-            found.append(sentence)
-        found.extend(self.sentences)
-        if len(found) > MAX_FINDINGS:
-            raise InputErrors(found[:MAX_FINDINGS], len(found) - MAX_FINDINGS)
-        if found:
-            raise together(found)
-
-
 # ---- from tables to a data set -------------------------------------------------------------------
 
 
@@ -148,21 +115,21 @@ def make_dataset(
             f"label is not given, and {tables[0].source} has the columns {columns}; say which one "
             f"is to be predicted (--label NAME, in Python label=NAME)."
         )
-    findings = Findings()
-    _find_wrong_options(tables, options, findings)
-    findings.refuse()
-    channels = _find_channels(tables, options, findings)
+    refusals = Refusals()
+    _find_wrong_options(tables, options, refusals)
+    refusals.check()
+    channels = _find_channels(tables, options, refusals)
     parts = []
     for table in tables:
-        parts.extend(_read_table(table, options, channels, findings))
+        parts.extend(_read_table(table, options, channels, refusals))
     if parts:
-        _find_mixed_targets(parts, label, findings)
+        _find_mixed_targets(parts, label, refusals)
         recordings = _join(parts)
         if not isinstance(options.channels, tuple):
-            _find_clocks(recordings, channels, findings)
+            _find_clocks(recordings, channels, refusals)
         if options.window is not None:
-            _find_short_clients(recordings, options.window, findings)
-    findings.refuse()
+            _find_short_clients(recordings, options.window, refusals)
+    refusals.check()
     if not channels:
         raise InputError(
             f"{tables[0].source} has no input column, only '{label}' and the columns of client and "
@@ -172,7 +139,7 @@ def make_dataset(
 
 
 def _find_wrong_options(
-    tables: Sequence[InputTable], options: OwnDataOptions, findings: Findings
+    tables: Sequence[InputTable], options: OwnDataOptions, refusals: Refusals
 ) -> None:
     """Report columns that no table has: then the option is wrong, not every table."""
     present = list(dict.fromkeys(name for table in tables for name in table.frame))
@@ -182,14 +149,14 @@ def _find_wrong_options(
             continue
         near = nearest(column, present)
         hint = f"; did you mean '{near}'?" if near else "."
-        findings.add(
+        refusals.add(
             f"{option} is '{column}', which is not a column of {places}{hint} There are: "
             f"{_quote(present)}."
         )
 
 
 def _find_channels(
-    tables: Sequence[InputTable], options: OwnDataOptions, findings: Findings
+    tables: Sequence[InputTable], options: OwnDataOptions, refusals: Refusals
 ) -> tuple[str, ...]:
     """Return the columns that are inputs; report columns that are missing or not expected."""
     special = list(options.special_columns().values())
@@ -216,14 +183,14 @@ def _find_channels(
             if name not in expected:
                 others.append(name)
         if missing and others:
-            findings.add(
+            refusals.add(
                 f"{table.place} has no column {_quote(missing)}, and has {_quote(others)} instead."
             )
         elif missing:
             present = _quote(list(table.frame))
-            findings.add(f"{table.place} has no column {_quote(missing)} (it has {present}).")
+            refusals.add(f"{table.place} has no column {_quote(missing)} (it has {present}).")
         elif others and not isinstance(options.channels, tuple):
-            findings.add(
+            refusals.add(
                 f"{table.place} has a column {_quote(others)} that the other tables lack; leave "
                 "it out, or say which columns are inputs (--channels)."
             )
@@ -234,7 +201,7 @@ def _find_channels(
 
 
 def _read_table(
-    table: InputTable, options: OwnDataOptions, channels: Sequence[str], findings: Findings
+    table: InputTable, options: OwnDataOptions, channels: Sequence[str], refusals: Refusals
 ) -> list[_Recordings]:
     """Read a table, sorted by client and time; report what is wrong in its cells.
 
@@ -243,19 +210,19 @@ def _read_table(
     """
     frame = table.frame
     if not len(frame):
-        findings.add(f"{table.place} has no rows.")
+        refusals.add(f"{table.place} has no rows.")
         return []
-    signal = _read_signal(table, channels, findings)
+    signal = _read_signal(table, channels, refusals)
     if not set(options.special_columns().values()) <= set(frame):
         # Reported with the channels.
         return []
-    target = _read_target(table, options.label, findings)
+    target = _read_target(table, options.label, refusals)
     client = pd.Series(table.client, frame.index, dtype=object)
     if options.client is not None:
-        client = _read_clients(table, str(options.client), findings)
+        client = _read_clients(table, str(options.client), refusals)
     clock = np.zeros(len(frame))
     if options.time is not None:
-        clock = _read_clock(table, options.time, findings)
+        clock = _read_clock(table, options.time, refusals)
     code = pd.factorize(client, sort=True)[0]
     # Sorts by the last key first. Stable: rows of one moment stay in the order of the file.
     order = np.lexsort((clock, code))
@@ -306,7 +273,7 @@ def _show(cell: Any) -> str:
     return f"'{text}'"
 
 
-def _read_signal(table: InputTable, channels: Sequence[str], findings: Findings) -> Floats:
+def _read_signal(table: InputTable, channels: Sequence[str], refusals: Refusals) -> Floats:
     """Read the input columns, NaN if a cell is not a number."""
     frame = table.frame
     signal = np.full((len(frame), len(channels)), np.nan)
@@ -317,11 +284,11 @@ def _read_signal(table: InputTable, channels: Sequence[str], findings: Findings)
     is_valid = (np.abs(signal) <= MAX_NUMBER).all(axis=0)
     for position, name in enumerate(channels):
         if name in frame and not is_valid[position]:
-            signal[:, position] = _read_channel(table, name, findings)
+            signal[:, position] = _read_channel(table, name, refusals)
     return signal
 
 
-def _read_channel(table: InputTable, name: str, findings: Findings) -> Floats:
+def _read_channel(table: InputTable, name: str, refusals: Refusals) -> Floats:
     """Read an input column and report cells that are not numbers."""
     values, missing, wrong = parse_numbers(table.frame[name])
     where = f"{table.place}, column '{name}'"
@@ -330,15 +297,15 @@ def _read_channel(table: InputTable, name: str, findings: Findings) -> Floats:
         kind, advice = _explain_no_numbers(name, cell)
         first = table.describe_first(wrong).partition("first ")[2]
         sentence = f"{where} contains {kind}, such as {_show(cell)} {first}; {advice}."
-        findings.add_repeated(f"{name} {kind}", sentence, table.source)
+        refusals.add(sentence, f"{name} {kind}", table.source)
         return values
     if wrong.any():
-        findings.add(
+        refusals.add(
             f"{where} contains {_show(cell)} {table.describe_first(wrong)}; every cell of an input "
             "must be a number."
         )
     if missing.any():
-        findings.add(
+        refusals.add(
             f"{where} is empty {table.describe_first(missing)}; fill these cells or leave the rows "
             "out."
         )
@@ -356,7 +323,7 @@ def _explain_no_numbers(name: str, cell: Any) -> tuple[str, str]:
     return "values that are not numbers", leave_out
 
 
-def _read_target(table: InputTable, label: str, findings: Findings) -> Array:
+def _read_target(table: InputTable, label: str, refusals: Refusals) -> Array:
     """Read the targets of a table: numbers if all cells are numbers, else texts."""
     column = table.frame[label]
     code, cells = _factorize(column)
@@ -371,7 +338,7 @@ def _read_target(table: InputTable, label: str, findings: Findings) -> Array:
             # In some data sets a class is called null or none.
             advice = f"{cell} counts as an empty cell; rename it if it is a class"
         where = f"{table.place}, column '{label}'"
-        findings.add(f"{where} has no label {table.describe_first(missing)}; {advice}.")
+        refusals.add(f"{where} has no label {table.describe_first(missing)}; {advice}.")
     # Larger whole numbers are not exact as floats: then the texts are the classes.
     known = values[~missing]
     are_exact = bool((np.abs(known) < MAX_EXACT).all())
@@ -380,14 +347,14 @@ def _read_target(table: InputTable, label: str, findings: Findings) -> Array:
     return texts
 
 
-def _read_clients(table: InputTable, name: str, findings: Findings) -> pd.Series:
+def _read_clients(table: InputTable, name: str, refusals: Refusals) -> pd.Series:
     """Read the names of the clients: 7 and 7.0 are the same."""
     column = table.frame[name]
     if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
         column = column.astype("Int64")
     _, missing, _ = parse_numbers(column)
     if missing.any():
-        findings.add(
+        refusals.add(
             f"{table.place}, column '{name}' has no client {table.describe_first(missing)}; fill "
             "these cells or leave the rows out."
         )
@@ -396,7 +363,7 @@ def _read_clients(table: InputTable, name: str, findings: Findings) -> pd.Series
     return cells.str.split().str.join(" ").astype(object)[code]
 
 
-def _read_clock(table: InputTable, name: str, findings: Findings) -> Floats:
+def _read_clock(table: InputTable, name: str, refusals: Refusals) -> Floats:
     """Read a column of times: numbers, or dates such as 2024-05-17T10:00:00."""
     column = table.frame[name]
     values, missing, wrong = parse_numbers(column)
@@ -409,7 +376,7 @@ def _read_clock(table: InputTable, name: str, findings: Findings) -> Floats:
             bad = np.isnan(seconds)
     if bad.any():
         cell = _show(column.iloc[bad.argmax()])
-        findings.add(
+        refusals.add(
             f"{table.place}, column '{name}' contains {cell} or similar "
             f"{table.describe_first(bad)}; times are numbers, or dates such as 2024-05-17T10:00:00."
         )
@@ -450,17 +417,17 @@ def _join(parts: Sequence[_Recordings]) -> _Recordings:
     return _Recordings(signal, np.concatenate([part.target for part in parts]), rows)
 
 
-def _find_mixed_targets(parts: Sequence[_Recordings], label: str, findings: Findings) -> None:
+def _find_mixed_targets(parts: Sequence[_Recordings], label: str, refusals: Refusals) -> None:
     """Report a table whose labels are numbers if those of another are texts."""
     places = {part.target.dtype.kind: part.describe(0) for part in reversed(parts)}
     if len(places) > 1:
-        findings.add(
+        refusals.add(
             f"{places['f']}, column '{label}' contains numbers and in {places['O']} texts; use one "
             "or the other in all tables."
         )
 
 
-def _find_clocks(recordings: _Recordings, channels: Sequence[str], findings: Findings) -> None:
+def _find_clocks(recordings: _Recordings, channels: Sequence[str], refusals: Refusals) -> None:
     """Report columns that grow with every row: a network would learn when, not what."""
     number = recordings.rows["recording"].to_numpy()
     if np.bincount(number).max() < MIN_CLOCK_ROWS:
@@ -471,7 +438,7 @@ def _find_clocks(recordings: _Recordings, channels: Sequence[str], findings: Fin
     grows = (signal[1:] > signal[:-1])[is_inside].all(axis=0)
     for position in np.flatnonzero(grows).tolist():
         name = channels[position]
-        findings.add(
+        refusals.add(
             f"column '{name}' grows with every row of every recording, so it is a clock or a row "
             f"number, not an input; use it as the time (--time {shlex.quote(name)}), or name the "
             "columns that are inputs (--channels)."
@@ -492,7 +459,7 @@ def _number_stretches(recordings: _Recordings) -> Ints:
     return number_runs(*columns)
 
 
-def _find_short_clients(recordings: _Recordings, window: int, findings: Findings) -> None:
+def _find_short_clients(recordings: _Recordings, window: int, refusals: Refusals) -> None:
     """Report clients without a stretch that is as long as a window."""
     what = "without a gap" if is_numbers(recordings.target) else "of one label"
     rows = recordings.rows.assign(stretch=_number_stretches(recordings))
@@ -501,7 +468,7 @@ def _find_short_clients(recordings: _Recordings, window: int, findings: Findings
     for row in np.flatnonzero(~rows["client"].duplicated()).tolist():
         client = rows["client"].iloc[row]
         if longest[client] < window:
-            findings.add(
+            refusals.add(
                 f"{recordings.describe(row)} has no {window} rows {what} in a row, which is one "
                 f"window: its longest stretch has {longest[client]} rows, its longest recording "
                 f"{recorded[client]}; use a shorter window (--window), or leave the client out."

@@ -42,6 +42,9 @@ class Objective(ABC):
     """Whether it learns from the data's targets; False: a term that only adds to such a loss."""
     only_in: ClassVar[str] = ""
     """The one method whose clients have what it needs, by name; empty: all of them."""
+    targets: ClassVar[tuple[str, ...]] = ()
+    """The kinds of targets that it can learn from (``Problem.kind``): "classes", "labels" or
+    "numbers"; empty: any. A run on data with other targets is refused."""
 
     @abstractmethod
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
@@ -116,8 +119,10 @@ class CrossEntropy(Objective):
     r"""Mean cross-entropy: :math:`-\sum_i v_i \log p(y_i \mid x_i) / \sum_i v_i`.
 
     :math:`v` -> ``batch.weight``, which is 0 for padding. The same as :class:`ProblemLoss` where
-    targets are classes; elsewhere it is refused.
+    targets are classes; elsewhere it is refused, since torch would take them for shares.
     """
+
+    targets: ClassVar[tuple[str, ...]] = ("classes",)
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
@@ -128,14 +133,14 @@ class CrossEntropy(Objective):
 
 
 def check_fits(objective: Objective, problem: AnyProblem) -> None:
-    """Refuse cross-entropy where targets are not classes: torch would take them for shares."""
-    has_cross_entropy = any(isinstance(term, CrossEntropy) for term in _terms(objective))
-    is_of_classes = problem.name == CLASSES.name
-    if has_cross_entropy and not is_of_classes:
-        raise InputError(
-            f"the objective has CrossEntropy, and the targets of the data are {problem.name}; "
-            "take ProblemLoss, which is the loss of the data's own problem."
-        )
+    """Refuse a loss on data whose targets it cannot learn from."""
+    for term in _terms(objective):
+        if term.targets and problem.kind not in term.targets:
+            raise InputError(
+                f"the objective has {type(term).__name__}, which is for "
+                f"{' or '.join(term.targets)}, and the targets of the data are {problem.name}; "
+                "take ProblemLoss, which is the loss of the data's own problem."
+            )
 
 
 def check_whole(objective: Objective) -> None:
@@ -145,17 +150,24 @@ def check_whole(objective: Objective) -> None:
         if term.only_in:
             raise InputError(
                 f"the objective has {type(term).__name__}, which is {term.only_in}'s own: clients "
-                f"of other methods lack what it needs. {TAKE_A_LOSS}"
+                f"of other methods lack what it needs. {_advise_loss()}"
             )
     if not any(term.is_loss for term in terms):
         names = " + ".join(f"{type(term).__name__}()" for term in terms)
         raise InputError(
             f"the objective is {names}, which learns nothing from the targets: it is only added "
-            f"to a loss, in Python, as ProblemLoss() + {names}. {TAKE_A_LOSS}"
+            f"to a loss, in Python, as ProblemLoss() + {names}. {_advise_loss()}"
         )
 
 
-TAKE_A_LOSS = "With --set, objective must be ProblemLoss or CrossEntropy."
+def _advise_loss() -> str:
+    """What to take: the losses of this file, which the clients of every method can compute."""
+    names = []
+    for cls in Objective.__subclasses__():
+        # Sum is made with +, not by its name.
+        if cls.__module__ == __name__ and cls.is_loss and cls is not Sum:
+            names.append(cls.__name__)
+    return f"With --set, objective must be {' or '.join(names)}."
 
 
 @dataclass(frozen=True)

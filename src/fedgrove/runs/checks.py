@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from .. import methods, nets
 from ..channels.submodel import groups_from_plain
 from ..core import Train, WithNotes, WithPrediction, WithTrainedStart, WithTuning
 from ..data import ClientData, Federation
-from ..errors import FedgroveError, InputError, UnfitError
+from ..errors import FedgroveError, InputError, UnfitError, list_some
 from ..parts.objective import Objective, check_fits, check_whole
 from ..problems import Metric, MixedProblem, Problem, client_marks, restrict_outputs
 from ..trees import Tree
@@ -123,20 +123,20 @@ def make_notes(run: Run, state: Any, density: float | None) -> list[str]:
         if run.frozen:
             why = f"freeze={run.frozen:g}"
         notes.append(
-            f"{_list_few(layout.frozen)} of {name} are frozen ({why}): they stay as they are and "
+            f"{list_some(layout.frozen)} of {name} are frozen ({why}): they stay as they are and "
             "are not sent"
         )
     if run.frozen and run.origin is None:
         notes.append(f"the frozen layers of {name} are random: no init= was given")
     if layout.state:
         notes.append(
-            f"{_list_few(layout.state)} of {name} change in its forward pass: every call begins "
+            f"{list_some(layout.state)} of {name} change in its forward pass: every call begins "
             "with the values from before training, since one module serves all clients"
         )
     is_pruned = density is not None and density < 1
     if is_pruned and layout.never_pruned:
         notes.append(
-            f"{_list_few(layout.never_pruned)} of {name} belong to no layer whose weights are "
+            f"{list_some(layout.never_pruned)} of {name} belong to no layer whose weights are "
             "pruned: they stay dense, and density does not count them"
         )
     notes += _note_channels(run, state)
@@ -161,7 +161,7 @@ def _note_channels(run: Run, state: Any) -> list[str]:
     share = layout.count(reached & set(layout.params)) / layout.size
     if share >= PARTLY:
         return []
-    makers = _list_few([group.name for group in groups])
+    makers = list_some([group.name for group in groups])
     return [
         f"channels can be removed from {makers} only: {1 - share:.0%} of the parameters of "
         f"{_net_name(run)} are in no channel, and stay in every model"
@@ -170,14 +170,6 @@ def _note_channels(run: Run, state: Any) -> list[str]:
 
 def _net_name(run: Run) -> str:
     return type(run.net.module).__name__
-
-
-def _list_few(names: Iterable[str]) -> str:
-    listed = list(names)
-    shown = ", ".join(listed[:4])
-    if len(listed) > 4:
-        return f"{shown} and {len(listed) - 4} more"
-    return shown
 
 
 # ---- loss and metric -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import math
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from ..core import (
     Task,
     WithLaterMessages,
 )
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, list_some, unknown
 from ..nets import Net
 from ..trees import Tree
 from .gate import is_same_mask
@@ -129,7 +129,7 @@ def find_references(task: Task, expected: ExpectedReport, net: Net, method: str)
     """
     numbers = [*expected.metrics, *expected.optional]
     if numbers:
-        raise _refuse(method, f"send numbers next to their model ({_list_few(numbers)})")
+        raise _refuse(method, f"send numbers next to their model ({list_some(numbers)})")
     buffers = {name for each in (net, *net.nets.values()) for name in each.layout.buffers}
     references: dict[str, Tree] = {}
     for name, form in expected.packets.items():
@@ -143,7 +143,7 @@ def find_references(task: Task, expected: ExpectedReport, net: Net, method: str)
             # of the weights where statistics are large. Opacus refuses BatchNorm, too.
             raise InputError(
                 f"with --privacy clients cannot send running statistics of their data "
-                f"({_list_few(statistics)}); take a net without BatchNorm, as bn-cnn2:norm=group, "
+                f"({list_some(statistics)}); take a net without BatchNorm, as bn-cnn2:norm=group, "
                 "or fedbn, which keeps norm layers on the client."
             )
         references[name] = {}
@@ -160,13 +160,6 @@ def _refuse(method: str, what: str) -> InputError:
         f"{method} cannot run with --privacy: its clients {what}, and noise on the model would "
         "not hide what that tells about their data. docs/privacy.md lists the methods that can."
     )
-
-
-def _list_few(names: Sequence[str], most: int = 3) -> str:
-    listed = ", ".join(names[:most])
-    if len(names) <= most:
-        return listed
-    return f"{listed}, ..."
 
 
 def check_protected(run: Run) -> None:
@@ -209,10 +202,10 @@ def protect(
     references = find_references(task, expected, run.net, method)
     # The server's gate would refuse the same, but by then it would have been sent.
     if outcome.metrics:
-        numbers = _list_few(list(outcome.metrics))
+        numbers = list_some(list(outcome.metrics))
         raise _refuse(method, f"send numbers next to their model ({numbers})")
     if outcome.give.keys() != expected.packets.keys():
-        sent = _list_few(list(outcome.give))
+        sent = list_some(list(outcome.give))
         raise _refuse(method, f"send {sent}, which is not what was announced")
     changes: dict[str, Tree] = {}
     for name, packet in outcome.give.items():

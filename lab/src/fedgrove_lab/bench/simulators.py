@@ -30,8 +30,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedgrove.engines.pool.engine import cores
+from fedgrove.errors import InputError
 from fedgrove.nets import build
-from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.rounds import draw_cohort
 from fedgrove.runs.run import Run
 
@@ -73,7 +74,9 @@ def find_optimiser(local: LocalTraining) -> Callable[..., torch.optim.Optimizer]
     rule = local.optimiser
     if isinstance(rule, Adam):
         return torch.optim.Adam
-    return partial(torch.optim.SGD, momentum=rule.momentum)
+    if isinstance(rule, SGD):
+        return partial(torch.optim.SGD, momentum=rule.momentum)
+    raise InputError(f"optimiser is {type(rule).__name__}; benchmarks compare SGD and Adam only.")
 
 
 def fit(model: nn.Module, x: Tensor, y: Tensor, scene: Scene) -> None:
