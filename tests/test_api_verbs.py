@@ -118,7 +118,7 @@ def test_cost_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match=r"no argument of sweep 'roundz'; did you mean 'rounds'"):
+    with pytest.raises(InputError, match=r"argument 'roundz'; did you mean 'rounds'"):
         fg.sweep("fedavg", roundz=3)
     with pytest.raises(InputError, match="sweep got no method"):
         fg.sweep([])
@@ -128,6 +128,27 @@ def test_what_is_refused() -> None:
         fg.cost("fedavg", input=(6,))
     with pytest.raises(InputError, match="set is 'mu=1'"):
         fg.cost("fedprox", set="mu=1")
+
+
+def test_cost_takes_the_options_of_a_run() -> None:
+    """One dictionary of options serves both; those that cost nothing are checked."""
+    options: dict[str, Any] = {
+        "deadline": 60.0,
+        "evaluate": 0,
+        "faults": "crash=0.1",
+        "finetune": (0, 3),
+        "norm_bound": 10.0,
+        "privacy": "clip=1.0,noise=0.8",
+        "quorum": 0.5,
+        "score_on": 2,
+    }
+    assert fg.cost("fedavg", **TINY, **options) == fg.cost("fedavg", **TINY)
+    with pytest.raises(InputError, match="quorum is 2"):
+        fg.cost("fedavg", quorum=2, **TINY)
+    # None for data means that there are none.
+    shape = {"input": (6,), "net": "mlp", "classes": 3}
+    assert fg.cost("fedavg", data=None, **shape) == fg.cost("fedavg", **shape)
+    assert fg.cost("fedavg", data=None, rounds=1) == fg.cost("fedavg", data="digits", rounds=1)
 
 
 def test_both_take_every_option_of_their_command() -> None:

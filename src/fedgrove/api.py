@@ -106,7 +106,7 @@ def _run(experiment: Experiment, federations: Federations, options: RunOptions) 
     )
 
 
-@takes(TrainOptions)
+@takes(TrainOptions, home="fedgrove.api")
 def train(options: TrainOptions) -> Result:
     """Make the run folder of an experiment and run it to the end.
 
@@ -342,7 +342,8 @@ def cost(options: CostOptions) -> Any:
 
     One method gives a dictionary, a list of them a list (:func:`fedgrove.config.cost.estimate_cost`
     explains the numbers). The shape of an ``input`` can stand in for data, together with ``net``,
-    ``classes`` and perhaps ``examples``.
+    ``classes`` and perhaps ``examples``. Options of scoring, reliability and privacy are checked
+    with the data, and do not change the cost.
     """
     rows = estimate_costs(options, _warn)
     is_several = isinstance(options.methods, Sequence) and not isinstance(options.methods, str)

@@ -15,9 +15,16 @@ from .renamed import find_renamed
 class FedgroveError(Exception):
     """Any error that fedgrove raises on purpose; its text is a sentence for the user."""
 
+    command: type | None = None
+    """The options of the command that raised it; None: it was raised in Python."""
+
 
 class InputError(FedgroveError, ValueError):
     """A name, value or file that cannot be used. The command line prints it, exit code 2."""
+
+
+class ArgumentError(InputError, TypeError):
+    """A call with an argument too many, or one too few; Python has TypeError for it."""
 
 
 class BudgetError(InputError):
@@ -256,8 +263,27 @@ def check(ok: bool, name: str, given: object, allowed: str) -> None:
         raise InputError(f"{name} is {shown(given)}; it must be {allowed}.")
 
 
-COMMAND: ContextVar[type | None] = ContextVar("COMMAND", default=None)
-"""The options of the command that was typed; None: messages are for Python."""
+_IS_TYPED: ContextVar[bool] = ContextVar("_IS_TYPED", default=False)
+"""Whether options were typed; otherwise messages are for Python."""
+
+
+@contextmanager
+def spell_as_typed(command: type) -> Iterator[None]:
+    """Spell options in messages as the command line takes them, until the end of the block.
+
+    Args:
+        command: The options of the command that was typed. An error that leaves the block keeps
+            them: whoever prints it spells the option that its sentence begins with.
+    """
+    token = _IS_TYPED.set(True)
+    try:
+        yield
+    except FedgroveError as error:
+        error.command = command
+        raise
+    finally:
+        # Tests and notebooks run commands, and Python again after them.
+        _IS_TYPED.reset(token)
 
 
 def spell_option(name: str, value: str = "") -> str:
@@ -266,7 +292,7 @@ def spell_option(name: str, value: str = "") -> str:
     >>> spell_option("data_dir"), spell_option("out", "DIR")
     ('data_dir', 'out=DIR')
     """
-    if COMMAND.get() is not None:
+    if _IS_TYPED.get():
         return f"--{name.replace('_', '-')} {value}".strip()
     return f"{name}={value}" if value else name
 

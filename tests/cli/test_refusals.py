@@ -130,9 +130,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --lr x", "--lr is 'x'; it must be a number."),
         (
             "run --finetune 0,x",
-            "--finetune is '0,x'; it must be whole numbers separated by commas.",
+            "--finetune is '0,x'; it must be whole numbers of epochs, 0 or more, such as 0,3,25.",
         ),
-        ("run --finetune -1", "--finetune is (-1,); it must be numbers of epochs, 0 or more."),
+        ("run --finetune -1", "--finetune is (-1,); it must be whole numbers of epochs, 0 or more"),
         ("run --cohort 25", "--cohort is 25; it must be between 1 and the number of clients, 24."),
         ("run --seed -1", "--seed is -1; it must be 0 or more, and below 2^63."),
         (

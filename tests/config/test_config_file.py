@@ -76,10 +76,10 @@ def test_python_reruns_with_changes(tmp_path: Path) -> None:
     assert other.summary["method"] == "fedavg"
     assert other.summary["rounds"] == 1
     with pytest.raises(InputErrors) as caught:
+        fg.rerun("a", rounds=0, seed=-1, **words)
+    assert caught.value.sentences[0] == "rounds is 0; it must be 1 or more."
+    with pytest.raises(TypeError, match=r"argument 'round'; did you mean 'rounds'\?"):
         fg.rerun("a", round=3, seed=-1, **words)
-    assert caught.value.sentences[0].startswith(
-        "there is no argument of rerun 'round'; did you mean 'rounds'?"
-    )
 
 
 def test_a_file_with_several_mistakes_says_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +109,12 @@ def test_a_file_that_cannot_be_read_is_a_sentence(text: str, sentence: str) -> N
 def test_a_file_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(InputError, match=r"^there is no file or folder no\.toml; give a file"):
         fg.rerun("no.toml")
+
+
+def test_the_option_is_named_if_its_file_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--config", "no.toml"]) == 2
+    sentence = "fedgrove: --config is no.toml, and there is no such file or folder; give a file"
+    assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_code_that_a_file_names_is_run_only_if_trusted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,6 +217,15 @@ def test_semicolons_a_mark_of_encoding_and_empty_lines(folder: Path) -> None:
     assert same(data.load(folder, **CUT), wanted)
 
 
+def test_all_arrays_that_are_missing_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((4, 2)))
+    with pytest.raises(InputError, match=r"no x and no y \(it has inputs\); add them\."):
+        data.load(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)))
+    with pytest.raises(InputError, match=r"no y \(it has x\); add it\."):
+        data.load(tmp_path / "a.npz")
+
+
 def test_npz_files_of_clients(folder: Path, tmp_path: Path) -> None:
     """Recordings (n, C) with a window, and windows (n, C, L) without."""
     (tmp_path / "npz").mkdir()
@@ -323,7 +332,7 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         ("ax,ax,y\n1,2,3\n", "more than one column 'ax'"),
         ("ax,y\n1,2,3\n", "3 cells in line 2 and 2 names"),
         ("y\nwalk\nsit\n", "one or more to learn from"),
-        ("ax,y\n1,walk\n2,walk\n", "column 'y' is 'walk'; it must be of two classes or more"),
+        ("ax,y\n1,walk\n2,walk\n", r"only one class \(walk\); there must be two"),
         ("ax,device,y\n1,phone,walk\n2,phone,sit\n", "leave it out by naming"),
         ("ax,y\n1e300,walk\n2,sit\n", r"contains '1e\+300'"),
         ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, such as '1,5' in line 2"),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from contextvars import copy_context
 from pathlib import Path
 
 import pytest
 import typer
 
 import fedgrove as fg
+from fedgrove import api
 from fedgrove.cli import main
 from fedgrove.cli.parameters import add_command
 from fedgrove.config.experiment import Experiment
 from fedgrove.config.toml import from_toml, to_toml
-from fedgrove.errors import InputError
+from fedgrove.errors import InputError, spell_option
 from fedgrove.methods import FedAvg
 from fedgrove.options import RunOptions, SweepOptions
 from fedgrove.options.definition import (
@@ -70,14 +70,13 @@ def test_an_option_is_one_field(capsys: pytest.CaptureFixture[str]) -> None:
         )
 
     seen = []
-    app = typer.Typer()
+    app = typer.Typer(rich_markup_mode=None)
     app.callback()(lambda: None)
     add_command(app, "run", Extended, seen.append)
     command = typer.main.get_command(app)
 
     def type_line(*words: str) -> None:
-        # In a context of its own: a command notes there that it was typed.
-        copy_context().run(command.main, list(words), standalone_mode=False)
+        command.main(list(words), standalone_mode=False)
 
     type_line("run", "fedavg", "--patience", "3")
     type_line("run", "--patience", "0")
@@ -105,14 +104,26 @@ def test_experiments_and_config_toml_have_the_options_of_runs() -> None:
 
 
 def test_unknown_arguments_name_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"no argument of run 'round'; did you mean 'rounds'\?"):
+    sentence = (
+        r"^run\(\) got an unexpected keyword argument 'round'; did you mean 'rounds'\? "
+        r"help\(fedgrove\.run\) lists all arguments\.$"
+    )
+    # Python's own error for it, and one of fedgrove's.
+    with pytest.raises(TypeError, match=sentence) as caught:
         fg.run(round=2)  # type: ignore[call-arg]
-    with pytest.raises(InputError, match=r"^run takes method, data, net by position, and got 4"):
+    assert isinstance(caught.value, InputError)
+    with pytest.raises(TypeError, match=r"help\(fedgrove\.api\.train\) lists all"):
+        api.train(Experiment(FedAvg()), rounds=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^run\(\) got multiple values for argument 'data'\.$"):
+        fg.run("fedavg", "digits", data="motion")  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"^run takes method, data, net by position, and got 4"):
         fg.run("fedavg", "digits", None, 3)  # type: ignore[misc]
-    with pytest.raises(InputError, match=r"^sweep needs methods: a method, as NAME or"):
+    with pytest.raises(TypeError, match=r"^sweep needs methods: a method, as NAME or"):
         fg.sweep()  # type: ignore[call-arg]
-    with pytest.raises(InputError, match=r"^resume needs path: "):
+    with pytest.raises(TypeError, match=r"^resume needs path: "):
         fg.resume()  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"^path is None; it must be text or a path\.$"):
+        fg.resume(None)  # type: ignore[arg-type]
 
 
 def test_names_are_spelled_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +132,27 @@ def test_names_are_spelled_as_they_are_given(capsys: pytest.CaptureFixture[str])
     assert main(["run", "fedavg", "--score-on", "-1"]) == 2
     sentence = "fedgrove: --score-on is -1; it must be 0 or more.\n"
     assert capsys.readouterr().err == sentence
+
+
+def test_python_spells_options_its_own_way_after_a_command() -> None:
+    seen = []
+
+    @option_class
+    class NoOptions(Options):
+        """No options."""
+
+    def fail(options: NoOptions) -> None:
+        seen.append(spell_option("out", "DIR"))
+        raise InputError("seed is 1, and fails.")
+
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_command(app, "fail", NoOptions, fail)
+    with pytest.raises(InputError):
+        app(["fail"], standalone_mode=False)
+    assert main(["run", "fedavg", "--rounds", "0"]) == 2
+    assert seen == ["--out DIR"]
+    assert spell_option("out", "DIR") == "out=DIR"
 
 
 def test_what_was_given_is_known() -> None:

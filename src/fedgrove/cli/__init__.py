@@ -14,20 +14,11 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from typing import Any
 
 import typer
 
-from ..errors import (
-    COMMAND,
-    EngineError,
-    FedgroveError,
-    FolderWarning,
-    InputError,
-    InputErrors,
-    unknown,
-)
+from ..errors import EngineError, FedgroveError, FolderWarning, InputError, InputErrors, unknown
 from ..options.definition import options_of
 
 __all__ = ["main"]
@@ -49,15 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_ascii_where_needed()
     command = typer.main.get_command(app)
     arguments = None if argv is None else list(argv)
-    # Which command it is follows when its options have been parsed.
-    token = COMMAND.set(object)
-    try:
-        with warnings.catch_warnings(), _signals_interrupt() as received:
-            _show_warnings_as_sentences()
-            return _exit_code(command, arguments, received)
-    finally:
-        # Tests and notebooks call this function, and Python again after it.
-        COMMAND.reset(token)
+    with warnings.catch_warnings(), _signals_interrupt() as received:
+        _show_warnings_as_sentences()
+        return _exit_code(command, arguments, received)
 
 
 def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int]) -> int:
@@ -132,23 +117,24 @@ def _fail(reason: object, code: int) -> int:
     sentences = [reason]
     if isinstance(reason, InputErrors):
         sentences = list(reason.lines())
+    # What the parser refuses was not raised by a command, and names options as they are typed.
+    command = getattr(reason, "command", None)
     # One line for each thing that is wrong; line breaks in a sentence make no more of them.
     lines = []
     for sentence in sentences:
-        lines.append(" ".join(_spell_flag(str(sentence)).split()))
+        lines.append(" ".join(_spell_flag(str(sentence), command).split()))
     text = "\n".join(lines)
     print(f"fedgrove: {text}", file=sys.stderr)
     return code
 
 
-def _spell_flag(sentence: str) -> str:
+def _spell_flag(sentence: str, command: type | None) -> str:
     """A sentence about an option of the command, with its name as it is typed."""
     mark = ""
     if sentence.startswith("- "):
         mark = "- "
     name, verb, rest = sentence.removeprefix("- ").partition(" is ")
-    command = COMMAND.get()
-    if not verb or not is_dataclass(command):
+    if not verb or command is None:
         return sentence
     field = options_of(command).get(name)
     if field is None or field.option.is_argument:

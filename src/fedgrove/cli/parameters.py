@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
-from ..errors import COMMAND
+from ..errors import spell_as_typed
 from ..options.definition import Field, Options, make_options, options_of
 from . import complete
 
@@ -29,8 +29,8 @@ def add_command(
     cls = cast(type, options)
 
     def call(**typed: Any) -> None:
-        COMMAND.set(cls)
-        function(read_typed(options, name, typed))
+        with spell_as_typed(cls):
+            function(read_typed(options, name, typed))
 
     parameters = [_parameter(field) for field in typed_options(cls)]
     # Typer builds a command from the signature and the annotations of its function.

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..options import CostOptions, RerunOptions, RunOptions
-from ..options.definition import Options, argument, option, option_class
+from ..options.definition import Options, argument, names_of, option, option_class
 from ..options.groups import (
     METHOD,
     DataDirOption,
     DryRunOption,
     EngineOptions,
+    EvaluateOption,
+    ExchangeOptions,
     JsonOption,
+    ScoringOptions,
     TrustOption,
 )
 from ..report.terminal import load_torch, show_status
@@ -288,6 +291,8 @@ def last_written(path: Path) -> float:
 class CostCommand(JsonOption, CostOptions):
     """Options of the command."""
 
+    # They do not change the cost; Python takes them, so that one call serves run and cost.
+    not_typed = tuple(names_of(ExchangeOptions, ScoringOptions, EvaluateOption))
     methods: Any = field(
         metadata=argument(
             METHOD,

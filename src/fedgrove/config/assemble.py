@@ -261,7 +261,7 @@ def read_config(
     What is wrong is added to ``refusals``, but for a file that cannot be read at all.
     """
     place = Path(path)
-    text = _read_text(place)
+    text = _read_text(place, "config" in replaced)
     document = _parse(text, place)
     for table in document:
         if table not in ("format", *TABLES):
@@ -291,15 +291,20 @@ def read_config(
     return ConfigFile(method, options, settings)
 
 
-def _read_text(place: Path) -> str:
+def _read_text(place: Path, is_option: bool) -> str:
+    """The text of a file or of a run folder's config.toml.
+
+    With ``is_option`` it was given as ``--config``, and not by position.
+    """
     if place.is_dir():
         return RunFolder.open(place).config
     try:
         return place.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise InputError(
-            f"there is no file or folder {place}; give a file such as run.toml, or a run folder."
-        ) from None
+        what = f"there is no file or folder {place}"
+        if is_option:
+            what = f"config is {place}, and there is no such file or folder"
+        raise InputError(f"{what}; give a file such as run.toml, or a run folder.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{place} cannot be read: {error}.") from None
 

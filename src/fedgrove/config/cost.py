@@ -20,9 +20,9 @@ from ..data.devices import BandwidthTraces, read_devices
 from ..data.federation import LazyClients
 from ..engines.work import Computed, find_pass, run_stages
 from ..errors import InputError, check, spell_option
-from ..options import CostOptions, FederationOptions
+from ..options import CostOptions, ExperimentOptions
 from ..options.definition import names_of
-from ..options.groups import SeedOption
+from ..options.groups import EvaluateOption, SeedOption
 from ..parts.local import LocalTraining
 from ..renamed import find_renamed
 from ..report.tables import format_bytes, format_duration, format_kilobytes, or_dash
@@ -84,7 +84,11 @@ def estimate_costs(options: CostOptions, warn: Callable[[str], None]) -> list[di
         return rows
     check(options.examples is None, "examples", options.examples, "left out where there are data")
     federations = Federations(options.data_dir)
-    values = {name: getattr(options, name) for name in names_of(FederationOptions, SeedOption)}
+    names = names_of(ExperimentOptions, EvaluateOption, SeedOption)
+    values = {name: getattr(options, name) for name in names}
+    if options.data is None:
+        # As if it had not been given: a caller may pass data or input, and None for the other.
+        del values["data"]
     experiment = Experiment(chosen[0].method, **load_own_data(values))
     recipe = federations.recipe(experiment)
     for name, method in _with_settings(chosen, settings, recipe, warn).items():
@@ -136,7 +140,7 @@ def _estimate_shape_cost(
             f"{spell_option('data')} in their place."
         )
     assert options.input is not None
-    is_alone = "data" not in options.given
+    is_alone = options.given.get("data") is None
     check(is_alone, "data", options.data, f"left out where {spell_option('input')} is given")
     clients = 10 if options.clients is None else options.clients
     examples = EXAMPLES_TRAINED if options.examples is None else options.examples

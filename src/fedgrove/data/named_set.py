@@ -344,8 +344,9 @@ def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
             missing.append(name)
     if missing:
         present = ", ".join(sorted(contents)) or "none"
+        what = "it" if len(missing) == 1 else "them"
         raise InputError(
             f"'{source}' has no array {', '.join(missing)} (it has {present}); "
-            f"add it and save the file again."
+            f"add {what} and save the file again."
         )
     return contents

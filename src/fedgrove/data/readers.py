@@ -435,7 +435,10 @@ def _select(data: Mapping[str, Any], names: Sequence[str], source: str) -> list[
             missing.append(name)
     if missing:
         present = ", ".join(sorted(map(str, data))) or "none"
-        raise InputError(f"{source} has no {' and no '.join(missing)} (it has {present}); add it.")
+        what = "it" if len(missing) == 1 else "them"
+        raise InputError(
+            f"{source} has no {' and no '.join(missing)} (it has {present}); add {what}."
+        )
     return [data[name] for name in names]
 
 

@@ -492,8 +492,11 @@ def _build_dataset(
             target = target.astype(np.int64)
         y, found = pd.factorize(target, sort=True)
         labels = tuple(map(str, found.tolist()))
-        given = ", ".join(labels)
-        check(len(labels) > 1, f"column '{options.label}'", given, "of two classes or more")
+        if len(labels) < 2:
+            raise InputError(
+                f"column '{options.label}' has only one class ({', '.join(labels)}); there must be "
+                "two classes or more to tell apart."
+            )
     names, user = _number_users(recordings.rows["client"])
     dataset = Dataset(
         recordings.signal.astype(np.float32),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from .definition import Options, argument, option, option_class
 from .groups import (
     AT_LEAST_ONE,
+    LENGTHS,
     METHOD,
     DataDirOption,
     DataOptions,
@@ -61,12 +62,15 @@ if TYPE_CHECKING:
 
 
 @option_class
-class FederationOptions(RoundOptions, NetOptions, DeviceOptions, SplitOptions, DataOptions):
-    """What decides clients, data, network and rounds."""
-
-
-@option_class
-class ExperimentOptions(ExchangeOptions, ScoringOptions, FederationOptions):
+class ExperimentOptions(
+    ExchangeOptions,
+    ScoringOptions,
+    RoundOptions,
+    NetOptions,
+    DeviceOptions,
+    SplitOptions,
+    DataOptions,
+):
     """What an experiment and a grid of experiments have in common."""
 
 
@@ -225,10 +229,11 @@ class CostOptions(
     SetOption,
     TrainingOptions,
     SeedOption,
-    FederationOptions,
+    EvaluateOption,
+    ExperimentOptions,
     CostMethodsArgument,
 ):
-    """Options of ``fedgrove.cost``."""
+    """Options of ``fedgrove.cost``; those of scoring and exchanges are the same as of a run."""
 
     _: KW_ONLY
     input: Sequence[int] | None = option(
@@ -297,7 +302,7 @@ class ChooseOptions(
         (0, 3),
         "Epochs of fine-tuning on the device; each method is judged by its best result.",
         "N,N",
-        allowed="numbers of epochs, 0 or more",
+        allowed=LENGTHS,
         check=are_lengths,
         checked_as=tuple[int, ...],
     )

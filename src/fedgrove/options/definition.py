@@ -25,7 +25,7 @@ from typing import (
     get_origin,
 )
 
-from ..errors import InputError, Refusals, shown, together, unknown
+from ..errors import ArgumentError, InputError, Refusals, nearest, shown, together
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,7 +142,18 @@ class Field(NamedTuple):
 
     def convert(self, value: Any) -> Any:
         """Return ``value`` in the option's type; an InputError says what is allowed."""
-        return check_limits(self, convert(self.name, value, self.type))
+        try:
+            found = find_value(value, self.type)
+        except ValueError:
+            raise _not_allowed(self.name, value, self._describe_allowed()) from None
+        return check_limits(self, found)
+
+    def _describe_allowed(self) -> str:
+        """The values of the right type; of a list the limits say more, and give an example."""
+        is_list = any(get_origin(member) is tuple for member in members(self.type))
+        if is_list and self.option.allowed:
+            return self.option.allowed
+        return describe_alternatives(self.type)
 
     def read(self, text: Any) -> Any:
         """Return the value of what was typed; an InputError says what is allowed."""
@@ -242,7 +253,20 @@ def describe_type(hint: Any) -> str:
         any_length = ... in get_args(hint)
         count = "" if any_length else f"{len(items)} "
         return f"{count}{plural} separated by commas"
+    if isinstance(hint, type) and issubclass(hint, PathLike):
+        return "a path"
     return TYPE_NAMES.get(hint, "a value")
+
+
+def describe_alternatives(hint: Any) -> str:
+    """The alternatives of a type in words, but for None.
+
+    >>> describe_alternatives(int | str | None)
+    'a whole number or text'
+    """
+    return " or ".join(
+        describe_type(member) for member in members(hint) if member is not type(None)
+    )
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
@@ -262,8 +286,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     try:
         return find_value(value, hint)
     except ValueError:
-        kinds = [describe_type(member) for member in members(hint) if member is not type(None)]
-        raise _not_allowed(name, value, " or ".join(kinds)) from None
+        raise _not_allowed(name, value, describe_alternatives(hint)) from None
 
 
 def find_value(value: Any, hint: Any) -> Any:
@@ -343,20 +366,22 @@ def make_options(
         is_typed: Whether the values are texts of the command line.
 
     Raises:
-        InputError: An argument without a default is missing.
+        ArgumentError: An argument without a default is missing.
+        InputError: An argument without a default is wrong.
     """
     known = options_of(cast(type, cls))
     mistakes = Refusals()
     values: dict[str, Any] = {}
     for key, value in given.items():
         with mistakes.collected():
-            if key not in known:
-                raise unknown(f"argument of {name}", key, known)
             values[key] = known[key].read(value) if is_typed else known[key].convert(value)
     for field in known.values():
-        if field.is_required and field.name not in values:
+        if field.is_required and field.name not in given:
             what = field.option.help
-            raise InputError(f"{name} needs {field.name}: {what[0].lower()}{what[1:]}")
+            raise ArgumentError(f"{name} needs {field.name}: {what[0].lower()}{what[1:]}")
+        if field.is_required and field.name not in values:
+            # No default can stand in for it.
+            mistakes.check()
     made = cls(**values)
     # The class is frozen; these are no fields, so that its constructor does not take them.
     object.__setattr__(made, "given", MappingProxyType(values))
@@ -364,11 +389,17 @@ def make_options(
     return made
 
 
-def takes(options: Callable[P, OptionsT]) -> Callable[[Callable[[OptionsT], R]], Callable[P, R]]:
+def takes(
+    options: Callable[P, OptionsT], home: str = "fedgrove"
+) -> Callable[[Callable[[OptionsT], R]], Callable[P, R]]:
     """Let a function take the options of a class as its arguments.
 
     Type checkers and editors see the arguments of ``options``; so does ``help``. An unknown
     argument is refused with a sentence that names the nearest.
+
+    Args:
+        options: The class.
+        home: The module that users import the function from.
     """
     cls = cast(type, options)
     by_position = [each.name for each in dataclasses.fields(cls) if not each.kw_only]
@@ -378,11 +409,7 @@ def takes(options: Callable[P, OptionsT]) -> Callable[[Callable[[OptionsT], R]],
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if len(args) > len(by_position):
-                raise InputError(
-                    f"{name} takes {', '.join(by_position)} by position, and got {len(args)} "
-                    "values; give all others by name, as in rounds=3."
-                )
+            _check_arguments(f"{home}.{name}", options_of(cls), by_position, args, kwargs)
             given = {**dict(zip(by_position, args, strict=False)), **kwargs}
             return function(make_options(options, given, name))
 
@@ -394,6 +421,28 @@ def takes(options: Callable[P, OptionsT]) -> Callable[[Callable[[OptionsT], R]],
         return call
 
     return decorate
+
+
+def _check_arguments(
+    path: str, known: Mapping[str, Field], by_position: Sequence[str], args: Any, kwargs: Any
+) -> None:
+    """Refuse a call as Python does, and say what was probably meant."""
+    name = path.rpartition(".")[2]
+    if len(args) > len(by_position):
+        raise ArgumentError(
+            f"{name} takes {', '.join(by_position)} by position, and got {len(args)} values; give "
+            "all others by name, as in rounds=3."
+        )
+    for key in kwargs:
+        if key in by_position[: len(args)]:
+            raise ArgumentError(f"{name}() got multiple values for argument '{key}'.")
+        if key not in known:
+            near = nearest(key, list(known))
+            hint = f"; did you mean '{near}'?" if near else "."
+            raise ArgumentError(
+                f"{name}() got an unexpected keyword argument '{key}'{hint} "
+                f"help({path}) lists all arguments."
+            )
 
 
 def describe_arguments(cls: type) -> str:

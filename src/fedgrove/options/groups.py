@@ -89,6 +89,7 @@ def are_lengths(lengths: Sequence[int]) -> bool:
     return bool(lengths) and min(lengths) >= 0
 
 
+LENGTHS = "whole numbers of epochs, 0 or more, such as 0,3,25"
 AT_LEAST_ONE: dict[str, Any] = {"allowed": "1 or more", "check": lambda value: value >= 1}
 METHOD = "A method, as NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
 
@@ -258,7 +259,7 @@ class ScoringOptions:
         (0,),
         "Epochs of fine-tuning to report, as in 0,3,25; the last one gives the headline score.",
         "N,N",
-        allowed="numbers of epochs, 0 or more",
+        allowed=LENGTHS,
         check=are_lengths,
         checked_as=tuple[int, ...],
     )
