@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,36 @@ def test_leaves_that_are_views_with_gaps(leaf: torch.Tensor, dtype: torch.dtype)
     finally:
         drop(block.name)
     assert torch.equal(tree["w"], wide)
+
+
+FREED_WHILE_OPENED = """
+import mmap
+from multiprocessing import shared_memory
+
+import torch
+
+from fedgrove.engines.pool.shared import drop, get, put
+
+block = put([{"w": torch.ones(2)}])
+map_memory = mmap.mmap
+
+
+class FreedMeanwhile(mmap.mmap):
+    def __new__(cls, descriptor, size):
+        shared_memory.mmap.mmap = map_memory
+        mapped = map_memory(descriptor, size)
+        drop(block.name)
+        return mapped
+
+
+shared_memory.mmap.mmap = FreedMeanwhile
+print(get(block)[0]["w"].tolist())
+"""
+
+
+def test_a_block_that_is_freed_while_it_is_read_is_no_leak() -> None:
+    """Python's resource tracker warned of a leaked block when the program ended."""
+    words = [sys.executable, "-c", FREED_WHILE_OPENED]
+    process = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout == "[1.0, 1.0]\n"
+    assert process.stderr == ""

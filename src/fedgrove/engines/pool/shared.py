@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
@@ -167,7 +169,7 @@ def get(block: Block) -> list[Tree]:
     """Return copies of the trees in a block."""
     if block.name is None:
         return view(block.index, torch.empty(0, dtype=torch.uint8))
-    memory = SharedMemory(block.name)
+    memory = _open_untracked(block.name)
     buffer = torch.frombuffer(memory.buf, dtype=torch.uint8)
     forest = [
         {leaf: value.clone() for leaf, value in tree.items()} for tree in view(block.index, buffer)
@@ -176,6 +178,27 @@ def get(block: Block) -> list[Tree]:
     del buffer
     memory.close()
     return forest
+
+
+def _open_untracked(name: str) -> SharedMemory:
+    """Open a block for reading, without registering it with Python's resource tracker.
+
+    Its writer registered it. If a reader registered it again just after another process had freed
+    it, the tracker would warn of a leak when the program ends.
+    """
+    if sys.version_info >= (3, 13):
+        return SharedMemory(name, track=False)
+    # Older versions have no such argument, and always call this function.
+    register = resource_tracker.register
+    resource_tracker.register = _do_not_register
+    try:
+        return SharedMemory(name)
+    finally:
+        resource_tracker.register = register
+
+
+def _do_not_register(name: Sized, rtype: str) -> None:
+    """Stand in for ``resource_tracker.register``."""
 
 
 def drop(name: str | None) -> None:
