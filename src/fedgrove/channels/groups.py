@@ -44,7 +44,7 @@ class Place:
 
     @cached_property
     def index(self) -> Tensor:
-        """``channel`` as a tensor."""
+        """The channel of each entry of a tensor's dimension, as a tensor."""
         return torch.tensor(self.channel)
 
     @cached_property
@@ -58,7 +58,7 @@ class Place:
 
     @cached_property
     def has_others(self) -> bool:
-        """Whether there are entries that belong to no channel."""
+        """Whether a dimension has entries that belong to no channel."""
         return min(self.channel, default=0) < 0
 
 
@@ -97,7 +97,7 @@ def intern_group(group: ChannelGroup) -> ChannelGroup:
 
 
 def complete_channels(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> Channels:
-    """Return the channels as booleans, for every group.
+    """Return which channels are kept as booleans, for every group.
 
     Raises:
         InputError: A group does not exist, has another length, or would have no channel left.
@@ -124,7 +124,7 @@ def complete_channels(groups: Sequence[ChannelGroup], channels: Mapping[str, Ten
 
 
 def is_whole(channels: Mapping[str, Tensor]) -> bool:
-    """Return whether no channel is missing."""
+    """Return whether no channel is missing from any group."""
     return all(bool(kept.all()) for kept in channels.values())
 
 
@@ -137,7 +137,7 @@ def make_channels_key(channels: Mapping[str, Tensor]) -> tuple[tuple[str, bytes]
 
 
 def find_kept_entries(place: Place, kept: Tensor) -> Tensor:
-    """Return which entries along the place's dimension are kept."""
+    """Return which entries along a dimension are kept with their channels."""
     if place.is_all(len(kept)):
         return kept
     channel = place.index.to(kept.device)
@@ -150,7 +150,7 @@ def find_kept_entries(place: Place, kept: Tensor) -> Tensor:
 def collect_kept_entries(
     groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor], buffers: bool
 ) -> dict[str, dict[int, Tensor]]:
-    """Return tensor -> dimension -> which entries are kept, for all tensors of the named groups."""
+    """Return which entries of each tensor's dimensions the kept channels leave."""
     kept: dict[str, dict[int, Tensor]] = {}
     for group in groups:
         if group.name not in channels:
@@ -173,7 +173,7 @@ def expand_channels(
     channels: Mapping[str, Tensor],
     buffers: bool = False,
 ) -> Mask:
-    """Return the mask of everything that is removed with the channels that are not kept.
+    """Return the mask that removes everything with the channels that are not kept.
 
     That is filters, biases, norm scales *and shifts* (a shift that is left would still reach the
     next layer), and the inputs of later layers.

@@ -54,7 +54,7 @@ class _MaskCache(threading.local):
         self.nbytes = 0
 
     def get(self, choice: Any) -> Mask | None:
-        """Return the mask of a choice, if there is one that was not written into."""
+        """Return the cached mask of kept channels, unless it was written into."""
         cached = self.by_choice.get(choice)
         if cached is None:
             return None
@@ -66,7 +66,7 @@ class _MaskCache(threading.local):
         return cached.mask
 
     def add(self, choice: Any, mask: Mask) -> None:
-        """Cache a mask."""
+        """Cache the mask of kept channels."""
         leaves = list(mask.values())
         # Torch does not count the writes into tensors of its inference mode.
         if any(leaf.is_inference() for leaf in leaves):
@@ -78,7 +78,7 @@ class _MaskCache(threading.local):
             self._remove(next(iter(self.by_choice)))
 
     def find_origin(self, mask: Mapping[str, Tensor]) -> _CachedMask | None:
-        """Return the cached mask that has all tensors of this one, if there is one."""
+        """Return the cached channel mask that has all tensors of this one, if there is one."""
         first = next(iter(mask.values()), None)
         cached = self.by_leaf.get(id(first))
         if cached is None or not cached.is_unchanged:

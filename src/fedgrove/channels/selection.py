@@ -289,7 +289,7 @@ class Overlap:
                 self._sums[name] = self._sums[name] + score
 
     def value(self, density: float) -> Channels:
-        """Return the channels that enough clients kept."""
+        """Return the channels that enough clients kept, by overlap counting."""
         if not self.counts:
             raise ValueError("nothing was counted: no client's channels were added")
         means = {}

@@ -85,7 +85,7 @@ class SmallNet:
         return total
 
     def narrow(self, tree: Mapping[str, Tensor]) -> Tree:
-        """Select the entries that are kept, of values or masks."""
+        """Select the entries of values or masks whose channels are kept."""
         narrowed = dict(tree)
         for name, leaf in tree.items():
             if name in self.kept and tuple(leaf.shape) == self.full[name]:
@@ -98,7 +98,7 @@ class SmallNet:
         whole: Collection[str] = (),
         known: NarrowedLeaves | None = None,
     ) -> dict[str, Tree]:
-        """Narrow all trees of a carry.
+        """Narrow all trees of a carry to the kept channels.
 
         Args:
             carry: The trees.
@@ -148,7 +148,7 @@ class SmallNet:
 
 
 def select_entries(leaf: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    """Return the entries of a tensor that are kept, dimension by dimension."""
+    """Return the entries of a tensor that belong to kept channels, dimension by dimension."""
     for dim, index in kept.items():
         leaf = leaf.index_select(dim, index.to(leaf.device))
     return leaf
@@ -167,7 +167,7 @@ def get_or_make(
     make: Callable[[], V],
     most: int = MOST_NETS,
 ) -> V:
-    """Return what ``make`` returned for this key before, or returns now; the last few are kept."""
+    """Return the small net made for this key before, or make it; the last few are kept."""
     entries = cache.setdefault(net, {})
     if key in entries:
         value = entries.pop(key)
@@ -251,7 +251,7 @@ def _count_norm_groups(module: nn.Module, kept: KeptEntries) -> dict[str, tuple[
 def shrink_module(
     module: nn.Module, kept: KeptEntries, norms: Mapping[str, tuple[int, ...]]
 ) -> nn.Module:
-    """Copy a module with only the entries that are kept."""
+    """Copy a module with only the entries whose channels are kept."""
     # Given to deepcopy as if already copied: the full tensors are never copied, and tensors that
     # layers share stay shared.
     memo: dict[int, Any] = {}

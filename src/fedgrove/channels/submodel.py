@@ -47,7 +47,7 @@ Score = Callable[[Mapping[str, Tensor], Sequence[ChannelGroup]], Tree]
 
 
 def groups_to_plain(groups: Sequence[ChannelGroup]) -> PlainGroups:
-    """Convert groups to what a method's state may contain."""
+    """Convert channel groups to what a method's state may contain."""
     plain = []
     for group in groups:
         places: list[PlainPlace] = []
@@ -91,7 +91,7 @@ def count_params_at(net: Net, share: float) -> int:
 
 
 def get_shapes(tree: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every leaf."""
+    """Return the shape of every leaf before channels are removed."""
     return {name: tuple(leaf.shape) for name, leaf in tree.items()}
 
 
@@ -159,7 +159,7 @@ def average_submodels(
 def add_submodel(
     mean: Average, packet: Packet, groups: Sequence[ChannelGroup], weight: float
 ) -> Channels:
-    """Add a sub-model to a mean, and return its channels.
+    """Add a sub-model to a mean over clients, and return its channels.
 
     Running statistics count wherever the client has the channel.
     """
@@ -211,7 +211,7 @@ def make_client_mask(client: Client, channels: Mapping[str, Tensor] | None) -> M
 
 
 def list_shared_tensors(layout: Layout, head: bool) -> list[str]:
-    """List the tensors of a sub-model that are shared: all but the norm layers.
+    """List the shared tensors of a sub-model without some channels: all but the norm layers.
 
     Without ``head``, the last layer is local too.
     """
@@ -234,14 +234,14 @@ def expected_submodel(net: Net, head: bool) -> ExpectedReport:
 
 
 def share_submodel(carry: Carry, client: Client, head: bool) -> Outcome:
-    """Send what is shared, under its mask; remember the whole sub-model."""
+    """Send the shared channels of a sub-model, under its mask; remember the whole sub-model."""
     shared = trees.pick(carry["local"], list_shared_tensors(client.layout, head))
     packet = make_masked_packet(shared, carry.get("model.mask"))
     return Outcome({"model": packet}, memory={"personal": carry["local"]})
 
 
 def make_masked_packet(values: Tree, mask: Mask | None) -> Packet:
-    """Pack values with the part of the mask that names them; without a mask if there is none."""
+    """Pack a sub-model with the part of the channel mask that names it, if any."""
     if not mask:
         return Packet(values)
     return Packet(values, {name: leaf for name, leaf in mask.items() if name in values})
@@ -297,7 +297,7 @@ def slim_submodel(
 
 
 def restore_full_width(carry: Carry, client: Client) -> Tree:
-    """Return the client's model in full width.
+    """Return the client's sub-model in full width, with all channels.
 
     ``tuned`` in the channels that are kept; removed channels are as before pruning (``guided``),
     except for the scale of their norm, which is 0.

@@ -30,7 +30,7 @@ class Width:
 def measure_widths(
     net: Net, batch: int = 32, optimiser_slots: int = 1, steps: int = 8
 ) -> tuple[Width, ...]:
-    """Measure what a training step needs in each of ``steps`` widths, 1/steps up to 1."""
+    """Measure a training step with ``1/steps`` up to all of every group's channels."""
     check(steps >= 1, "steps", steps, "1 or more")
     groups = require_groups(net)
     options: list[Width] = []
@@ -42,7 +42,9 @@ def measure_widths(
 
 
 def choose_width(info: ClientInfo, options: Sequence[Width]) -> float:
-    """Choose the largest share whose training step fits the device's memory and is fast enough.
+    """Choose the largest share of channels whose training step fits the device.
+
+    It must fit the memory and be fast enough.
 
     Fast enough: it takes no longer than the whole net takes on a device of speed 1, so
     macs ≤ speed · macs of the whole. If none is, the smallest share that fits the memory.

@@ -79,7 +79,7 @@ class Chosen:
     def made(
         self, common: Sequence[str], recipe: LocalTraining, budget: float | None, share: float = 1
     ) -> AnyMethod:
-        """The method for ``share`` of the full run's rounds, which may take that of the budget."""
+        """Return a candidate method for ``share`` of the full run's rounds, within the budget."""
         texts = [*common, *self.settings]
         if self.spends_budget:
             assert budget is not None
@@ -101,7 +101,7 @@ class Situation:
 
     @classmethod
     def of(cls, planned: Plan, recipe: LocalTraining) -> Situation:
-        """The situation of a run that was planned."""
+        """Return what ``fedgrove choose`` knows before it tries methods, of a planned run."""
         run = planned.run
         layout = run.net.layout
         # Of a plain training step; what a method keeps besides is not counted.
@@ -129,7 +129,7 @@ def fitting(
     budget: float | None,
     federations: Federations,
 ) -> tuple[list[Chosen], dict[str, str]]:
-    """The methods to try on the data of ``base``, and why each other one is left out.
+    """Return the candidate methods to try, and why each other one is left out.
 
     ``names`` replace the list in this module; ``common`` are settings of all methods. An error that
     every method would have is raised.
@@ -245,14 +245,14 @@ def _explain_budget(needed: float, budget: float, rounds: int) -> str:
 
 
 def parse_budget(text: str | None) -> float | None:
-    """A budget in bytes, for one client and the whole run, both ways."""
+    """Parse the budget of a choice: bytes for one client and the whole run, both ways."""
     if text is None:
         return None
     return parse_size(text)
 
 
 def size(n: float) -> str:
-    """A number of bytes as budgets have them; 1 MB is 1000 kB.
+    """Format the bytes of a choice's budget; 1 MB is 1000 kB.
 
     >>> size(8e6), size(160_400), size(96)
     ('8 MB', '160 kB', '96 B')
@@ -271,7 +271,7 @@ def size(n: float) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """A number of things.
+    """Format a number of candidates.
 
     >>> count(1, "seed"), count(1200, "round")
     ('1 seed', '1,200 rounds')

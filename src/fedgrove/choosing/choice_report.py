@@ -37,7 +37,7 @@ class ScoreFormat(NamedTuple):
     """Stands after a difference of two scores: of percents it is in points, not in percent."""
 
     def write(self, score: float) -> str:
-        """A score without its unit, for a cell of a table."""
+        """Format a candidate's score without its unit, for a cell of a table."""
         return f"{self.factor * score:{self.digits}}"
 
 
@@ -46,7 +46,7 @@ NUMBERS = ScoreFormat(1, ".4g", ".3g", "", "")
 
 
 def choose_format(is_share: bool) -> ScoreFormat:
-    """Shares, as accuracy, are written in percent; other metrics as they are."""
+    """Return how to format the scores of a choice: in percent, or as they are."""
     if is_share:
         return SHARES
     return NUMBERS
@@ -62,7 +62,7 @@ def describe_choice(
     left_out: Mapping[str, str],
     cost: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What choice.json holds of a choice; the first ``judged`` trials are of all seeds."""
+    """Return the content of choice.json; the first ``judged`` trials are of all seeds."""
     pick = trials[0]
     metric, is_share = _metric(planned)
     final = trials[:judged]
@@ -84,7 +84,7 @@ def describe_choice(
 
 
 def describe_plan(planned: ChoicePlan) -> dict[str, Any]:
-    """The methods that would be tried."""
+    """Return the methods that a choice would try."""
     return {
         "would_try": [fit.method for fit in planned.chosen],
         "trial_rounds": planned.trial,
@@ -124,7 +124,7 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
 
 
 def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str:
-    """Say which method to take, why, by how much it is ahead, and how certain that is."""
+    """Explain the choice: which method, why, by how much it is ahead, and how certain that is."""
     pick = final[0]
     style = choose_format(is_share)
     score = f"{style.write(pick.score)}{style.percent}"
@@ -206,7 +206,7 @@ def _find_rising(final: Sequence[Trial], full_rounds: int) -> Trial | None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it; for an object made in Python, its type."""
+    """Return a value as choice.json has it; for an object made in Python, its type."""
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, list | tuple):
@@ -217,7 +217,7 @@ def plain(value: Any) -> Any:
 
 
 def command(planned: ChoicePlan, pick: Trial) -> str:
-    """The command that runs the choice in full, to be pasted."""
+    """Return the command that runs the chosen method in full."""
     fit = next(fit for fit in planned.chosen if fit.method == pick.method)
     settings = list(fit.settings)
     if fit.spends_budget:
@@ -403,7 +403,7 @@ def _print_hindsight(found: Mapping[str, Any]) -> None:
 
 
 def explain_hindsight(found: Mapping[str, Any]) -> str:
-    """Say in a sentence how good the choice was on test data."""
+    """Explain in a sentence how good the choice was on test data."""
     back = found["hindsight"]
     if not back["rows"]:
         return "None of them could be finished in full."
@@ -445,7 +445,7 @@ def explain_hindsight(found: Mapping[str, Any]) -> str:
 
 
 def average_validation(line: Mapping[str, Any]) -> float | None:
-    """The mean over clients on validation data, of a line of metrics.jsonl."""
+    """Return the mean validation score of a candidate, of a line of metrics.jsonl."""
     if "tasks" not in line:
         return line.get("validation_mean")
     known = []
@@ -467,7 +467,7 @@ def write_page(
     found: Mapping[str, Any],
     folder: Path,
 ) -> str:
-    """Those that were tried on all seeds, by validation scores; the path, or "" without one."""
+    """Write the page of a choice, with the methods tried on all seeds; return its path or ""."""
     lengths = {}
     for trial in trials:
         lengths[methods.label_of(trial.method)] = trial.epochs
@@ -494,7 +494,7 @@ def write_page(
 
 
 def list_notes(found: Mapping[str, Any]) -> list[str]:
-    """Notes below the scores of the page, with the methods that it does not show."""
+    """Return notes below the scores of a choice, with the methods that are not shown."""
     notes = [
         "All scores on this page are on validation data; no test example was used.",
         f"To run the choice in full: {found['command']}",
@@ -512,7 +512,7 @@ def list_notes(found: Mapping[str, Any]) -> list[str]:
 
 
 def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:
-    """A summary with the scores on validation data, after ``epochs`` of fine-tuning."""
+    """Return a candidate's summary with its validation scores after fine-tuning."""
     values = list(summary["validation_clients"][str(epochs)].values())
     metric = summary.get("metric") or "accuracy"
     more_is_better = bool(summary.get("more_is_better", True))

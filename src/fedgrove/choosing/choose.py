@@ -75,26 +75,26 @@ class Choice:
 
     @property
     def pick(self) -> str:
-        """The method to take."""
+        """The method that was chosen."""
         return str(self.found["pick"])
 
     @property
     def command(self) -> str:
-        """What runs it in full."""
+        """The command that runs the chosen method in full."""
         return str(self.found["command"])
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A dictionary for each method that was tried."""
+        """A dictionary for each candidate method that was tried."""
         return list(self.found["rows"])
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why each other method was not tried."""
+        """Why each other method was not tried in the choice."""
         return dict(self.found["left_out"])
 
     def table(self) -> None:
-        """Print the table, the choice and why, and the command."""
+        """Print the candidates, the choice and why, and the command."""
         choice_report.print_choice(self.found, self.path)
 
 
@@ -121,14 +121,14 @@ class ChoicePlan:
     """The options given that do not change the outcome, such as ``engine``."""
 
     def trials(self, names: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
-        """A run for each method and seed, shorter than the full one."""
+        """Plan the trials of a choice: a short run for each method and seed."""
         half = math.ceil(self.trial / 2)
         # Scored in the middle too: `predict_full_score` needs two points.
         base = replace(self.base, rounds=self.trial, evaluate=half)
         return self._each(names, seeds, self.trial, base)
 
     def in_full(self) -> dict[str, Experiment]:
-        """A run for each method and seed, as the command that is printed would run it."""
+        """Plan the candidates in full, as the command that is printed would run them."""
         usual = Experiment(self.base.method).validation
         base = replace(
             self.base,
@@ -306,7 +306,7 @@ def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
 
 
 def fingerprint_data(federation: Federation) -> str:
-    """Return hexadecimal digits that federations of equal examples and devices share."""
+    """Return a fingerprint of the data of a choice: equal examples and devices share it."""
     summed = blake2b(digest_size=16)
     # NUL ends each field, so that two different pairs of fields never join to the same bytes.
     summed.update(f"{len(federation.clients)}\0{federation.labels}\0".encode())
@@ -330,7 +330,7 @@ def _fingerprint_client(data: ClientData) -> bytes:
 
 
 def fingerprint_net(net: nn.Module) -> str:
-    """Return hexadecimal digits that modules of equal layers and parameters share."""
+    """Return a fingerprint of the net of a choice: equal layers and parameters share it."""
     # The layers too: an activation has no parameters, and would be missed.
     return blake2b(repr(net).encode() + digest(net.state_dict()), digest_size=16).hexdigest()
 
@@ -543,7 +543,7 @@ def _judge(
 def make_trial(
     name: str, results: Sequence[Result], rounds: int, full_rounds: int, net: Net
 ) -> Trial:
-    """What the runs of one method, one for each seed, showed on validation data."""
+    """Return a candidate's trial: what its runs, one for each seed, scored on validation data."""
     first = results[0].summary
     more_is_better = bool(first.get("more_is_better", True))
     if "tasks" in first:

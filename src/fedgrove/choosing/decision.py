@@ -47,17 +47,17 @@ class Trial:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that were tried."""
+        """The seeds on which a candidate was tried."""
         return sorted({seed for seed, _ in self.clients})
 
     @property
     def score(self) -> float:
-        """The mean over clients, then over seeds."""
+        """A candidate's mean score over clients, then over seeds."""
         return self._over_seeds("mean")
 
     @property
     def worst_tenth(self) -> float:
-        """The mean of the tenth of the clients that are served worst, then over seeds."""
+        """A candidate's mean over the worst tenth of the clients, then over seeds."""
         return self._over_seeds("worst10")
 
     def _over_seeds(self, figure: str) -> float:
@@ -73,12 +73,12 @@ class Trial:
 
     @property
     def sign(self) -> int:
-        """1 if more is better, else -1."""
+        """1 if more of the trial's metric is better, else -1."""
         return 1 if self.more_is_better else -1
 
 
 def predict_full_score(trial: Trial, full_rounds: int) -> float:
-    """Predict the score after all rounds, if every doubling of rounds gains as much as the last.
+    """Predict a candidate's score after all rounds, if each doubling of rounds gains the same.
 
     v(T) = v(r) + log2(T / r) (v(r) - v(h)) / log2(r / h), of the scores v before fine-tuning in
     rounds h < r < T; never worse than the score that the method has already. It is a guess in
@@ -96,7 +96,7 @@ def predict_full_score(trial: Trial, full_rounds: int) -> float:
 
 
 def select_promising(trials: Sequence[Trial], full_rounds: int) -> list[str]:
-    """The methods that are tried on more seeds, in the order they were tried.
+    """Select the candidates that are tried on more seeds, in the order they were tried.
 
     A quarter by their scores and a quarter by :func:`predict_full_score`, so that a method that
     starts slowly is not dropped; often both quarters are the same methods.
@@ -135,25 +135,25 @@ class Margin:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is more than noise, on each of several seeds."""
+        """Whether the winner's margin is more than noise, on each of several seeds."""
         # Clients of one seed share a model, so that the error alone would be too sure.
         is_large = self.error is not None and self.lead > CLEAR * self.error
         return is_large and self.seeds_ahead == self.seeds and not self.is_one_seed
 
     @property
     def is_one_seed(self) -> bool:
-        """Whether there is one seed only: its clients share a model; another seed may differ."""
+        """Whether the margin of a choice has one seed only; another seed may differ."""
         return self.seeds <= 1
 
     @property
     def is_noise(self) -> bool:
-        """Whether it is below one standard error, or absent on most of the seeds."""
+        """Whether the winner's margin is below one standard error, or absent on most seeds."""
         is_on_most = 2 * self.seeds_ahead > self.seeds
         return self.error is None or self.lead <= self.error or not is_on_most
 
 
 def measure_margin(trial: Trial, other: Trial) -> Margin:
-    """The mean difference, paired by seed and client.
+    """Measure a candidate's margin over another: the mean difference by seed and client.
 
     d_sk = a_sk - b_sk;  lead = mean(d);  error = sd(d) / sqrt(n). Clients of one seed have a model
     in common, so that the error is rather too small; hence also on how many seeds it is ahead.

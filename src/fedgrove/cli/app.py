@@ -28,7 +28,7 @@ class Commands(TyperGroup):
     """The commands, in the order they are written here."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, or a sentence that names the nearest."""
+        """Return the command of that name, or fail with a sentence that names the nearest."""
         command = super().get_command(ctx, cmd_name)
         if command is None and cmd_name in LAB_COMMANDS:
             raise InputError(

@@ -109,7 +109,7 @@ def _find_settings(options: ShowOptions) -> tuple[str, Rows]:
 
 
 def make_index() -> Index:
-    """What there is, from the files that define it; everything is imported."""
+    """Make the index of ``fedgrove list`` from all methods, data sets, nets and parts."""
     from .. import methods
     from ..data.sets import SETS
     from ..parts.local import LocalTraining
@@ -160,7 +160,7 @@ def _without_recipe(rows: Rows) -> Rows:
 
 
 def setting_rows(method: AnyMethod, recipe: LocalTraining) -> Rows:
-    """What ``--set`` takes: each path with its present value and what it may be."""
+    """Return the rows of ``fedgrove show``: each setting with its value and what it may be."""
     from ..config.settings import settable
 
     rows = []
@@ -393,7 +393,7 @@ class Index(NamedTuple):
     """The settings of local training, by data set."""
 
     def settings_with(self, method: str, data: str) -> Rows:
-        """What ``--set`` takes for a method on a data set."""
+        """Return what ``--set`` takes for a method on a data set, for completion."""
         rows = []
         for path, text in self.settings[method]:
             rows.extend([(path, text)] if path else self.recipes[data])
@@ -401,7 +401,7 @@ class Index(NamedTuple):
 
 
 def read_index() -> Index:
-    """The index from its file, or made now and written there."""
+    """Read the index of commands' completion from its file, or make and write it."""
     now = fingerprint()
     place = _index_file()
     known = _load_index(place, now)
@@ -412,7 +412,7 @@ def read_index() -> Index:
 
 
 def fingerprint() -> str:
-    """A fingerprint of all that the index depends on: source files and the version of Python."""
+    """Return a fingerprint of all that completion's index depends on: sources and Python."""
     hashed = hashlib.sha256(f"{INDEX_FORMAT} {sys.version}".encode())
     for path in sorted(PACKAGE.rglob("*.py")):
         facts = path.stat()

@@ -14,32 +14,32 @@ Completions = list[tuple[str, str]]
 
 
 def methods(incomplete: str) -> Completions:
-    """Methods and their presets."""
+    """Complete methods and their presets on the command line."""
     return _starting_with(read_index().lists["methods"], incomplete)
 
 
 def data(incomplete: str) -> Completions:
-    """Data sets."""
+    """Complete data sets on the command line."""
     return _starting_with(read_index().lists["data"], incomplete)
 
 
 def nets(incomplete: str) -> Completions:
-    """Networks that are built in."""
+    """Complete built-in networks on the command line."""
     return _starting_with(read_index().lists["nets"], incomplete)
 
 
 def engines(incomplete: str) -> Completions:
-    """Engines."""
+    """Complete engines on the command line."""
     return _starting_with(read_index().lists["engines"], incomplete)
 
 
 def kinds(incomplete: str) -> Completions:
-    """What ``fedgrove list`` lists."""
+    """Complete what ``fedgrove list`` lists."""
     return _starting_with([(kind, "") for kind in read_index().lists], incomplete)
 
 
 def settings(ctx: typer.Context, incomplete: str) -> Completions:
-    """What can be set in the method that the command names, or in any method."""
+    """Complete ``--set`` with the settings of the command's method, or of any method."""
     known = read_index()
     typed = ctx.params
     # While an option lacks its value, the parser leaves all arguments where they are.
@@ -59,7 +59,7 @@ def settings(ctx: typer.Context, incomplete: str) -> Completions:
 
 
 def runs(incomplete: str) -> Completions:
-    """Run folders and sweeps: those under what was typed, else those under runs."""
+    """Complete run folders and sweeps: those under what was typed, else those under runs."""
     typed = Path(incomplete or "runs/")
     if incomplete.endswith("/") or not incomplete:
         place = typed

@@ -84,7 +84,7 @@ def keys(options: KeysOptions) -> None:
 
 
 def registration(made: Keys) -> list[str]:
-    """What to do with keys that were made, line by line."""
+    """Return what ``fedgrove keys`` prints about the next steps, line by line."""
     place = made.folder.absolute()
 
     def path(name: str) -> str:

@@ -32,7 +32,7 @@ FINETUNE = (0, 3)
 
 
 def run_four_methods(options: RunOptions, is_plan: bool, as_json: bool) -> None:
-    """Train all on the same clients from the same start, and show them in one table and a page."""
+    """Run ``fedgrove run`` without a method: train four methods and print one table."""
     from .. import api
     from ..config.experiment import Federations
     from ..config.plan import plan
@@ -154,7 +154,7 @@ def _show(
 
 
 def describe_gain(runs: Mapping[str, Sequence[Summary]]) -> str:
-    """One sentence: grove against fedavg, ca-afp and training alone."""
+    """Return one sentence for the terminal: grove against fedavg, ca-afp and training alone."""
 
     def mean(method: str, value: str) -> float:
         return float(sum(run[value] for run in runs[method]) / len(runs[method]))

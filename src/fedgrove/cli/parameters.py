@@ -21,7 +21,7 @@ def add_command(
     options: Callable[..., OptionsT],
     function: Callable[[OptionsT], None],
 ) -> None:
-    """Add a function as a command that takes the options of a class.
+    """Add a function as a command of the command line, with the options of a class.
 
     What is wrong with the options is in their ``mistakes``: the function refuses it, alone or
     together with all else that it finds.
@@ -43,7 +43,7 @@ def add_command(
 
 
 def read_typed(options: Callable[..., OptionsT], name: str, typed: Mapping[str, Any]) -> OptionsT:
-    """Make options from what was typed; what is None, False or empty was not."""
+    """Make options from what was typed on the command line; None, False or empty was not."""
     given = {}
     for key, value in typed.items():
         # Not `if value`: an empty text was given.
@@ -56,7 +56,7 @@ def read_typed(options: Callable[..., OptionsT], name: str, typed: Mapping[str, 
 
 
 def typed_options(cls: type) -> list[Field]:
-    """The options of a class that can be typed."""
+    """Return the options of a class that can be typed on the command line."""
     left_out = getattr(cls, "not_typed", ())
     found = []
     for field in options_of(cls).values():

@@ -82,7 +82,7 @@ def rerun(options: RerunCommand) -> None:
 
 
 def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust: bool) -> None:
-    """Train one run, or only plan it or test it quickly, and show what came of it."""
+    """Train one run for a command, or only plan it or test it quickly, and print the result."""
     with show_status("loading torch", quiet=options.json) as say:
         from .. import api, methods
         from ..config.assemble import make_experiment
@@ -228,7 +228,7 @@ def resume(options: ResumeCommand) -> None:
 
 
 def find_unfinished(place: Path) -> Path:
-    """The run or sweep under a folder that was written to last and is not finished.
+    """Find the run that ``fedgrove resume`` continues: unfinished, and written to last.
 
     One that another process is training is left out.
     """
@@ -252,7 +252,7 @@ def find_unfinished(place: Path) -> Path:
 
 
 def find_runs(place: Path) -> list[Path]:
-    """The run folders and sweeps in a folder."""
+    """Find the run folders and sweeps in a folder that a command names."""
     found = []
     for path in sorted(place.glob("*")):
         if (path / "config.toml").is_file() or (path / "sweep.json").is_file():
@@ -277,7 +277,7 @@ def _is_free(path: Path) -> bool:
 
 
 def last_written(path: Path) -> float:
-    """When anything in a folder was last written."""
+    """Return when anything in a folder was last written, for ``resume`` and ``watch``."""
     times = [path.stat().st_mtime]
     for pattern in ("*", "*/*"):
         times.extend(each.stat().st_mtime for each in path.glob(pattern))

@@ -91,7 +91,7 @@ def watch(options: WatchOptions) -> None:
 
 
 def newest(place: Path) -> Path:
-    """The run or sweep under a folder that was written to last."""
+    """Find the run that ``fedgrove watch`` shows: the one that was written to last."""
     from .run import find_runs, last_written
 
     found = find_runs(place)
@@ -220,7 +220,7 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
 
 
 def handler_of(title: str, statuses: Callable[[], list[RunStatus]]) -> type[BaseHTTPRequestHandler]:
-    """What answers requests: the page, and nothing else."""
+    """Return the handler of requests for ``fedgrove watch``: the page, and nothing else."""
     from http.server import BaseHTTPRequestHandler
 
     from ..report.progress import status_page

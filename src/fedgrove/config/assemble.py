@@ -59,7 +59,7 @@ def make_experiment(
     trust: bool = False,
     engine: EngineOptions | None = None,
 ) -> Experiment:
-    """Make the experiment that options describe.
+    """Make the experiment that options describe, as config.toml has it.
 
     Args:
         options: What was given.
@@ -96,7 +96,7 @@ def assemble(
     refusals: Refusals,
     engine: EngineOptions | None = None,
 ) -> Experiment:
-    """The experiment of a method, options and settings; all that is wrong is refused at once.
+    """Make an experiment of a method, options and settings; all errors are reported at once.
 
     ``refusals`` holds what was wrong before.
     """
@@ -192,7 +192,7 @@ def look_further(
     refusals: Refusals,
     cannot_read: bool = False,
 ) -> None:
-    """Check the data, how they are divided, the net and the cohort, each by itself.
+    """Check an experiment's data, partition, net and cohort, each by itself.
 
     With ``cannot_read``, reading the data has failed already, and ``refusals`` says why.
     """
@@ -256,7 +256,7 @@ class ConfigFile(NamedTuple):
 def read_config(
     path: str | Path, replaced: Mapping[str, Any], refusals: Refusals, trust: bool = False
 ) -> ConfigFile:
-    """Read a file or a run folder; the options in ``replaced`` are not looked at.
+    """Read config.toml from a file or a run folder, without the options in ``replaced``.
 
     What is wrong is added to ``refusals``, but for a file that cannot be read at all.
     """

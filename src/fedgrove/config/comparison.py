@@ -39,7 +39,7 @@ class Comparison:
         return len(self.rows)
 
     def table(self) -> None:
-        """Print them side by side."""
+        """Print the compared experiments next to each other."""
         if self.by_cause:
             print_causes(self.rows)
             return
@@ -50,7 +50,7 @@ class Comparison:
             print_seed_averages(average_over_seeds(finished))
 
     def groups(self) -> list[dict[str, Any]]:
-        """Every method with its settings, over its seeds."""
+        """Return every compared method with its settings, over its seeds."""
         _, names = split_common_folder([row["run"] for row in self.rows])
         members = {}
         for name, row in zip(names, self.rows, strict=True):
@@ -58,7 +58,7 @@ class Comparison:
         return average_over_seeds(members)
 
     def page(self) -> Page:
-        """The runs on one page; its method ``write`` makes the file."""
+        """Return the HTML page of the compared runs; its method ``write`` makes the file."""
         runs = []
         for row in self.rows:
             summary = row if row["finished"] else None
@@ -68,7 +68,7 @@ class Comparison:
         return make_comparison_report(runs)
 
     def place_of_page(self) -> Path:
-        """Where the page is put unless another place is named: with the runs, if they are together.
+        """Return where the comparison page is put by default: with the runs, if they are together.
 
         A sweep has its page already, which is written again.
         """
@@ -80,12 +80,12 @@ class Comparison:
         return parent / (RUN_PAGE if is_a_sweep else PAGE)
 
     def frame(self) -> Any:
-        """Return the rows as a DataFrame of pandas."""
+        """Return the compared runs as a DataFrame of pandas."""
         return frame(self.rows)
 
 
 def compare_runs(runs: Sequence[str], by_cause: bool = False) -> Comparison:
-    """The numbers of run folders; a sweep stands for all its runs."""
+    """Read the numbers and the config.toml of run folders; a sweep stands for all its runs."""
     rows = []
     for run in runs:
         for path in sweep.members_of(run):
@@ -94,7 +94,7 @@ def compare_runs(runs: Sequence[str], by_cause: bool = False) -> Comparison:
 
 
 def read_summary(path: str, by_cause: bool = False) -> dict[str, Any]:
-    """A run's numbers, or how far it got; with the options of its config that the numbers lack."""
+    """Read a run's numbers, or how far it got, with the options of its config.toml."""
     folder = RunFolder.open(Path(path))
     options = {}
     for name, value in read_run_table(folder.config).items():

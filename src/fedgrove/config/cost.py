@@ -61,7 +61,7 @@ MessageCosts = dict[str, dict[str, int]]
 
 
 def estimate_costs(options: CostOptions, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """What each method would cost, on its data or on a shape that stands in for them.
+    """Estimate what an experiment would cost with each method, on its data or a shape.
 
     Of several methods each takes the settings that it has; ``warn`` is called with a sentence for
     each setting that some of them lack.
@@ -122,7 +122,7 @@ def _with_settings(
 
 
 def estimate_plan_cost(planned: Plan) -> dict[str, Any]:
-    """What a run that was planned would cost."""
+    """Estimate what a planned experiment would cost."""
     net = planned.experiment.net
     assert net is not None, "a plan has nothing left open"
     return estimate_run_cost(planned.run, net)
@@ -180,7 +180,7 @@ def estimate_cost(
     seed: int = 0,
     freeze: float = 0.0,
 ) -> dict[str, Any]:
-    """Count what a run would send and what a client needs, with stand-in clients of a few zeros.
+    """Estimate an experiment's bytes and what a client needs, with clients of a few zeros.
 
     ``bytes_up`` and ``bytes_down`` are upper bounds by the static codec (whose lengths follow from
     shapes and masks, not from values): the run is played to its end, one client really doing the
@@ -244,7 +244,7 @@ def estimate_cost(
 
 
 def estimate_run_cost(run: Run, net: str | nn.Module) -> dict[str, Any]:
-    """The cost of a run that was built and not started."""
+    """Estimate the cost of an experiment's run that was built and not started."""
     return estimate_cost(
         run.method,
         net=net,
@@ -328,7 +328,7 @@ class Played:
     devices: dict[int, Totals] = field(default_factory=dict)
 
     def add(self, client: int, costs: MessageCosts, macs: int, taken: Times) -> None:
-        """Count one task of a device."""
+        """Count one task of a device in the estimated cost."""
         self.sent.add(costs)
         before = self.devices.get(client, Totals())
         self.devices[client] = before._replace(
@@ -339,13 +339,13 @@ class Played:
         )
 
     def complete(self, clients: Iterable[int]) -> None:
-        """Count a round that is done for those who took part in its last exchange."""
+        """Count a round in the estimated cost, for those who took part in its last exchange."""
         for client in clients:
             before = self.devices[client]
             self.devices[client] = before._replace(rounds=before.rounds + 1)
 
     def per_device(self) -> dict[str, dict[str, float]]:
-        """For one device in one round: the least, the median and the most over devices."""
+        """Return the estimated cost of a device in a round: least, median and most over devices."""
         # Clients that only answered before the first round have no round of training.
         devices = [device for device in self.devices.values() if device.rounds]
         figures = {}
@@ -471,7 +471,7 @@ def _slack(numbers: Mapping[str, Any]) -> int:
 
 
 def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print the cost of a run, as :func:`fedgrove.config.cost.estimate_cost` returns it."""
+    """Print the estimated cost of an experiment."""
     paper = "none"
     if cost["bytes_paper"] is not None:
         share = cost["reduction_paper"]
@@ -496,7 +496,7 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
 
 
 def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
-    """Print the costs of several methods: totals, then the costs of one device in one round."""
+    """Print the estimated costs of several methods: totals, then one device in one round."""
     columns = [
         *name_columns("all rounds, at most"),
         Column("up"),
@@ -556,7 +556,7 @@ def _format_kilobytes(n: float) -> str:
 
 
 def format_macs(macs: int) -> str:
-    """Format a number of multiply-accumulates.
+    """Format a number of multiply-accumulates in an estimated cost.
 
     >>> format_macs(2_500_000_000), format_macs(12_000_000), format_macs(0)
     ('2.5 GMAC', '12 MMAC', '0 MMAC')

@@ -67,19 +67,19 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
         refusals.check()
 
     def parsed_faults(self) -> Faults:
-        """The faults as a run takes them."""
+        """The experiment's faults as a run takes them."""
         return NO_FAULTS if self.faults is None else Faults.parse(self.faults)
 
     def parsed_privacy(self) -> Privacy | None:
-        """The privacy as a run takes it."""
+        """The experiment's privacy as a run takes it."""
         return None if self.privacy is None else Privacy.parse(self.privacy)
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
-        """The data, divided among clients."""
+        """Load the experiment's data, divided among clients."""
         return Federations(data_dir).of(self)
 
     def build(self, federation: Federation, memory: Memory, client_only: bool = False) -> Run:
-        """The run that gives the result, or a client's own half of it; nothing is written."""
+        """Build the run of an experiment, or a client's own half of it; nothing is written."""
         return build(
             self.method,
             federation,
@@ -129,7 +129,7 @@ class Federations:
         self._dealt: dict[tuple[Any, ...], Federation] = {}
 
     def of(self, experiment: Experiment) -> Federation:
-        """The data of an experiment, divided among clients."""
+        """Return the data of an experiment, divided among clients, read once."""
         if isinstance(experiment.data, Federation):
             _check_nothing_else(experiment, experiment.data)
             return experiment.data
@@ -141,13 +141,16 @@ class Federations:
         return self._dealt[key]
 
     def defaults(self, experiment: Experiment) -> Defaults:
-        """How the data set is trained by default; a named set need not be read for that."""
+        """Return how an experiment's data set is trained by default.
+
+        A named set need not be read for that.
+        """
         if isinstance(experiment.data, str) and experiment.data in SETS:
             return SETS[experiment.data].defaults
         return self.of(experiment).defaults
 
     def recipe(self, experiment: Experiment) -> LocalTraining:
-        """How the data set trains a client by default."""
+        """Return how an experiment's data set trains a client by default."""
         return make_recipe(self.defaults(experiment))
 
 
@@ -225,7 +228,7 @@ def shorthand_settings(values: Mapping[str, Any]) -> list[str]:
 def with_settings(
     method: AnyMethod, settings: Settings, recipe: LocalTraining | None = None
 ) -> AnyMethod:
-    """The method after all settings, in their order; they are checked together.
+    """Return the experiment's method after all ``--set`` settings, checked together.
 
     >>> from fedgrove.methods import FedProx
     >>> with_settings(FedProx(), ["mu=0.5", "lr=0.1"], LocalTraining()).local.optimiser.lr

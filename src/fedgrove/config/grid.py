@@ -38,7 +38,7 @@ class Variant(NamedTuple):
 
 
 def make_grid(options: SweepOptions, federations: Federations) -> dict[str, Experiment]:
-    """The experiments of a sweep by name."""
+    """Return the experiments of a sweep by name."""
     options.check()
     names = list_methods(options.methods, "sweep")
     values = {name: getattr(options, name) for name in names_of(Experiment) if name != "seed"}
@@ -61,7 +61,7 @@ def describe_grid(options: SweepOptions, experiments: Mapping[str, Experiment]) 
 
 
 def list_methods(methods: Any, name: str) -> list[Any]:
-    """One or several methods as a list; none is refused. ``name`` is the function, for errors."""
+    """Return the methods of a sweep as a list; none is refused. ``name`` is for errors."""
     is_several = isinstance(methods, Sequence) and not isinstance(methods, str)
     listed = list(methods) if is_several else [methods]
     if not listed:
@@ -70,12 +70,12 @@ def list_methods(methods: Any, name: str) -> list[Any]:
 
 
 def list_seeds(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds themselves, where their number may be given."""
+    """Return the seeds of a sweep, of which only the number may be given."""
     return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it; of an object made in Python, its type."""
+    """Return a sweep's value as JSON has it; of an object made in Python, its type."""
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, list | tuple):
@@ -86,7 +86,7 @@ def plain(value: Any) -> Any:
 
 
 def write_settings(settings: Settings, is_varied: bool) -> list[str]:
-    """Settings as they are typed; where they are varied, a list holds values to try.
+    """Return a sweep's settings as they are typed; a list has the values to try.
 
     >>> write_settings({"mu": [0.1, 1], "densities": [(0.5, 0.2)]}, is_varied=True)
     ['mu=0.1|1', 'densities=0.5,0.2']
@@ -118,7 +118,9 @@ def grid(
     texts: Sequence[str] = (),
     recipe: LocalTraining | None = None,
 ) -> dict[str, Experiment]:
-    """Methods x the product of all settings x seeds; everything else as in ``base``.
+    """Return a sweep's experiments: methods x the product of all settings x seeds.
+
+    Everything else is as in ``base``.
 
     >>> from fedgrove.methods import FedAvg
     >>> list(grid(["fedavg", "fedprox"], Experiment(FedAvg()), [0], ["mu=0.1,1"]))
@@ -158,7 +160,9 @@ def _label(name: str, names: Sequence[str]) -> str:
 def variants(
     chosen: Sequence[Variant], texts: Sequence[str], recipe: LocalTraining | None = None
 ) -> list[Variant]:
-    """Every method with every combination of settings; a method without a field is left as it is.
+    """Return every method of a sweep with every combination of settings.
+
+    A method without a field is left as it is.
 
     A field that no method has is refused, as :func:`fedgrove.config.settings.assign` refuses it.
     """
@@ -194,7 +198,7 @@ def _varied(
 
 
 def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = None) -> list[str]:
-    """The settings of one ``--set`` of a sweep.
+    """Return the settings of one ``--set`` of a sweep.
 
     Commas separate values. If the field itself holds a list they belong to it, and ``|`` separates
     lists; ``|`` works for every field.

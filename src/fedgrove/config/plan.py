@@ -32,7 +32,7 @@ class Plan:
 
     @property
     def config(self) -> str:
-        """The text of its config.toml."""
+        """The text of the planned experiment's config.toml."""
         named = (self.experiment.profile, self.experiment.trace)
         files = self.run.federation.files
         # A federation that was made in Python may have files that no option names.
@@ -44,11 +44,11 @@ class Plan:
         return to_toml(self.experiment, recorded)
 
     def create_folder(self) -> RunFolder:
-        """The run folder, made new."""
+        """Make the run folder of the planned experiment."""
         return RunFolder.create(self.path, self.config)
 
     def member(self, folder: RunFolder, watch: Watch = ignore, name: str = "") -> Member:
-        """The run, ready for :func:`fedgrove.runs.lockstep.together`.
+        """Return the planned experiment's run, ready for :func:`fedgrove.runs.lockstep.together`.
 
         With a ``name``, ``watch`` finds it under "run" in every line.
         """
@@ -66,7 +66,7 @@ class Plan:
 
 
 def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
-    """Build and check everything; nothing is written.
+    """Build and check everything of an experiment; nothing is written.
 
     ``path`` is where the run folder is, or will be.
     """
@@ -86,13 +86,13 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
 
 
 def made_here(experiment: Experiment) -> dict[str, Any]:
-    """What a result keeps of its experiment: the net, and data that were made in Python."""
+    """Return what a result keeps of its experiment: the net, and data made in Python."""
     data = experiment.data
     return {"net": experiment.net, "data": data if isinstance(data, Federation) else None}
 
 
 def ended(member: Member, experiment: Experiment) -> Result | Failure:
-    """How a member of a lockstep ended, of which this was asked."""
+    """Return how the run of a planned experiment ended."""
     if member.summary is not None:
         return Result(member.summary, member.folder, **made_here(experiment))
     return Failure(" ".join(str(member.error).split()), member.folder)

@@ -139,7 +139,9 @@ def _is_frozen(cls: type) -> bool:
 
 
 def fitting(hint: Any, home: str = "") -> dict[str, type]:
-    """The parts that a field of this type takes, by name; all parts if the type is not known.
+    """Return the parts that a ``--set`` field of this type takes, by name.
+
+    These are all parts if the type is not known.
 
     ``home`` is the module of a method, whose own parts are there too. Another method's own part is
     not, though the field may take it: :func:`find_part` finds that by its name.
@@ -152,7 +154,7 @@ def fitting(hint: Any, home: str = "") -> dict[str, type]:
 
 
 def find_part(name: str, hint: Any, home: str = "") -> type | None:
-    """The part of this name that a field takes, of any method if need be; None: there is none."""
+    """Return the part of this name that a setting takes, of any method if need be, or None."""
     near = fitting(hint, home)
     takes_parts = any(not is_plain(member) for member in members(hint))
     # All methods are imported to find it: only for a text that may be the name of a class.
@@ -212,7 +214,7 @@ def _has(cls: type, name: str, like: Any) -> bool:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """The resolved type of every field that can be set, own fields first."""
+    """Return the resolved type of every setting of a method or part, own fields first."""
     try:
         resolved = get_type_hints(cls)
     except NameError:  # a type imported for type checkers only
@@ -221,7 +223,7 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def own_fields_first(cls: Any) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass: those that it adds come before inherited ones."""
+    """Return the settings of a dataclass: those that it adds come before inherited ones."""
     places: dict[str, tuple[int, int]] = {}
     for depth, base in enumerate(cls.__mro__):
         for number, name in enumerate(vars(base).get("__annotations__", {})):
@@ -231,7 +233,7 @@ def own_fields_first(cls: Any) -> list[dataclasses.Field[Any]]:
 
 
 def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
-    """A number, text or tuple of the field's type, from what was typed or read.
+    """Return a setting's number, text or tuple in the field's type, from what was typed or read.
 
     >>> coerce("phases", "0,0,50", tuple[int, ...]), coerce("clip", "none", float | None)
     ((0, 0, 50), None)
@@ -247,7 +249,7 @@ def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
 
 
 def allowed(hint: Any, home: str = "") -> str:
-    """What a field may hold, in words.
+    """Describe what a setting may be.
 
     >>> allowed(float | None), allowed(tuple[int, ...])
     ('a number or none', 'whole numbers separated by commas')
@@ -288,7 +290,7 @@ def _is_whole(cls: Any) -> bool:
 
 
 def walk(part: Any, path: str = "", home: str = "") -> Iterator[Setting]:
-    """Every field of a part and of the parts in it, outermost first.
+    """Yield every setting of a part and of the parts in it, outermost first.
 
     Left out are fields that only code can set: those with ``settable=False`` in their metadata.
     """
@@ -342,14 +344,14 @@ class Draft(Generic[M]):
     """The paths of what was changed."""
 
     def assign(self, text: str, recipe: LocalTraining | None = None) -> Draft[M]:
-        """One setting more, ``key=value``."""
+        """Change one more setting, ``key=value``."""
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
             raise InputError(f"--set was given '{text}'; it takes key=value, for instance lr=0.01.")
         return self.put(key.strip(), value.strip(), recipe)
 
     def put(self, key: str, value: Any, recipe: LocalTraining | None = None) -> Draft[M]:
-        """One setting more, from Python."""
+        """Change one more setting, from Python."""
         complete = with_default_recipe(self.method, recipe)
         setting = _find(complete, key)
         # The default recipe becomes the method's own only where something in it is changed.
@@ -361,7 +363,7 @@ class Draft(Generic[M]):
         return Draft(method, (*still, setting.path))
 
     def checked(self) -> M:
-        """The method, made anew along all paths that were changed: every part checks its fields."""
+        """Return the method with all its settings changed; every part checks its fields."""
         method: M = _made_anew(self.method, "", self.changed)
         return method
 
@@ -381,7 +383,9 @@ def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
 
 
 def put(method: M, key: str, value: Any, recipe: LocalTraining | None = None) -> M:
-    """The same with a value from Python: a number, text, a tuple, None, or a part.
+    """Return the method with one setting changed to a value from Python.
+
+    The value is a number, text, a tuple, None, or a part.
 
     >>> from fedgrove.methods import FedAvg
     >>> put(FedAvg(), "codec", codec.Smallest()).codec

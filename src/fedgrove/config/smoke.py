@@ -32,7 +32,7 @@ SHORT = {"every": 1, "until": 2, "guided": 1, "tune": 1}
 
 
 def smoke(experiment: Experiment, federations: Federations) -> Experiment:
-    """The same experiment, as small as it can be."""
+    """Return the experiment as small as it can be, for a smoke test."""
     federation = federations.of(experiment)
     small = smaller(federation)
     recipe = experiment.method.local
@@ -72,7 +72,7 @@ def _with_enough_rounds(experiment: Experiment, federations: Federations) -> Exp
 
 
 def shorter(method: AnyMethod, recipe: LocalTraining) -> AnyMethod:
-    """The method with one local epoch, and its own lengths as short as they can be."""
+    """Return the method of a smoke test, with one local epoch and the shortest lengths."""
     short = replace_recipe(method, dataclasses.replace(recipe, epochs=1))
     lengths: dict[str, Any] = {}
     for name, length in SHORT.items():
@@ -84,7 +84,7 @@ def shorter(method: AnyMethod, recipe: LocalTraining) -> AnyMethod:
 
 
 def smaller(federation: Federation) -> Federation:
-    """A few clients with a few examples each, from all over the federation."""
+    """Return the clients of a smoke test: a few, with a few examples each."""
     chosen = _spread(len(federation.clients), CLIENTS)
     clients = {}
     later = {}

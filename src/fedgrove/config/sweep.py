@@ -59,7 +59,7 @@ def sweep(
     watch: Watch | None = None,
     grid: Mapping[str, Any] | None = None,
 ) -> list[Result | Failure]:
-    """Run all experiments in lockstep, each in ``out/NAME``; the results in their order.
+    """Run all experiments of a sweep in lockstep, each in ``out/NAME``; results in their order.
 
     Each result is the one the run would give alone. A run that fails leaves the others alone. On a
     folder that holds the same sweep, finished runs are taken as they are and all others continue
@@ -129,22 +129,22 @@ class Sweep(Mapping[str, Result | Failure]):
 
     @property
     def has_failures(self) -> bool:
-        """Whether a run could not be finished."""
+        """Whether a run of the sweep could not be finished."""
         return any(isinstance(end, Failure) for end in self.ends.values())
 
     def summaries(self) -> dict[str, dict[str, Any] | None]:
-        """The numbers of each run; None for a run that failed."""
+        """The numbers of each run of the sweep; None for a run that failed."""
         found: dict[str, dict[str, Any] | None] = {}
         for name, end in self.ends.items():
             found[name] = end.summary if isinstance(end, Result) else None
         return found
 
     def groups(self) -> list[Any]:
-        """Every method with its settings, over its seeds."""
+        """Every method of the sweep with its settings, over its seeds."""
         return average_over_seeds(self.summaries())
 
     def table(self) -> None:
-        """Print every run, then methods over seeds, then what failed and why."""
+        """Print every run of the sweep, then methods over seeds, then what failed and why."""
         rows = []
         for name, summary in self.summaries().items():
             if summary is not None:
@@ -171,7 +171,7 @@ def watched(
     run: Callable[..., list[Result | Failure]],
     quiet: bool,
 ) -> dict[str, Result | Failure]:
-    """Run under one progress line for all; how each run ended, by name."""
+    """Run a sweep under one progress line; return how each run ended, by name."""
     names = list(names)
     merged = MergedProgress()
     past = []
@@ -184,14 +184,14 @@ def watched(
 
 
 def members_of(path: str) -> list[str]:
-    """The run folders of a sweep; any other folder stands for itself."""
+    """Return the run folders of a sweep; any other folder stands for itself."""
     if not (Path(path) / FILE).is_file():
         return [path]
     return [str(Path(path) / name) for name in read(path)["members"]]
 
 
 def read(out: str | Path) -> dict[str, Any]:
-    """What sweep.json says: ``grid``, and ``members``: the state of each run by name."""
+    """Read sweep.json: ``grid``, and ``members`` with the state of each run by name."""
     path = Path(out) / FILE
     if not path.is_file():
         raise InputError(
@@ -223,7 +223,7 @@ def experiments_of(out: str | Path, trust: bool = False) -> dict[str, Experiment
 def plan_all(
     experiments: Mapping[str, Experiment], out: Path, federations: Federations
 ) -> dict[str, Plan]:
-    """Everything built and checked, nothing written."""
+    """Build and check all experiments of a sweep; nothing is written."""
     check(bool(experiments), "a sweep", {}, "one run or more")
     plans = {}
     for name, experiment in experiments.items():
@@ -365,7 +365,7 @@ def write_sweep_page(
 
 
 def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[ComparedRun]:
-    """How runs ended, as their common page takes it."""
+    """Return how the runs of a sweep ended, as their common page takes it."""
     runs = []
     for name, end in ends.items():
         lines = end.folder.metrics_to_show()
@@ -397,7 +397,7 @@ def _write(
 
 
 def state(end: Result | Failure | None) -> dict[str, str]:
-    """How a run stands, as sweep.json says it."""
+    """Return how a run of a sweep stands, as sweep.json says it."""
     if end is None:
         return {"state": "unfinished"}
     if isinstance(end, Failure):

@@ -212,7 +212,7 @@ def from_toml(
 
 
 def read_options(values: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
-    """The values of [run] as an experiment takes them, but for the method."""
+    """Read the options of [run] in a config.toml, without the method."""
     known = options_of(Experiment)
     found = {}
     for name, value in values.items():
@@ -262,7 +262,7 @@ def _check_same_data(known: Any, data: Federation) -> None:
 
 
 def check_named_data(text: str, data: Federation | None) -> None:
-    """Refuse a federation for a run whose data are read by their name."""
+    """Refuse a federation for a run whose config.toml names its data."""
     named = str(read_run_table(text).get("data", ""))
     if data is not None and named and not named.startswith("<"):
         raise InputError(
@@ -310,7 +310,7 @@ def check_trust(
 
 
 def check_files(text: str, replaced: Collection[str] = ()) -> None:
-    """Refuse to go on where a file is not the one that the run was started with.
+    """Refuse a file named in config.toml that is not the one that the run was started with.
 
     Files of the options in ``replaced`` are not used, and not looked at.
     """
@@ -364,7 +364,7 @@ def named_code(text: str) -> dict[str, str]:
 
 
 def made_in_python(text: str) -> list[str]:
-    """What of a run must be given again to resume it: of "data", "net" and "method"."""
+    """Return what config.toml cannot store and a resume needs: "data", "net" or "method"."""
     options = read_run_table(text)
     needed = [option for option in ("data", "net") if str(options.get(option, "")).startswith("<")]
     for _, name in _types(_parsed(text).get("method"), "method"):

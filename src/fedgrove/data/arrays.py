@@ -69,7 +69,7 @@ class OwnDataOptions:
 
     @property
     def step(self) -> int:
-        """Rows from one window to the next."""
+        """Rows from one window of the user's data to the next."""
         assert self.window is not None
         return self.stride or max(1, self.window // 2)
 
@@ -111,7 +111,7 @@ class ArrayData:
 
 
 def make_dataset(arrays: ArrayData, options: OwnDataOptions) -> Dataset:
-    """Check arrays and make a data set; a recording (n, C) is cut into windows.
+    """Check a user's arrays and make a data set; a recording (n, C) is cut into windows.
 
     Raises:
         InputError: The arrays cannot be used.
@@ -321,7 +321,7 @@ def _number_column(name: str, values: Any, n: int) -> Ints:
 def cut_recordings(
     recordings: Sequence[tuple[str, ArrayData]], options: OwnDataOptions, notes: Sequence[str] = ()
 ) -> Dataset:
-    """Cut arrays (n, channels) into windows.
+    """Cut a user's recordings (n, channels) into windows.
 
     Args:
         recordings: The arrays, each with the name of its client; empty if they have none.
@@ -374,7 +374,7 @@ def _make_frame(arrays: ArrayData, options: OwnDataOptions) -> pd.DataFrame:
 
 
 def choose_defaults(shape: tuple[int, ...]) -> Defaults:
-    """Return training defaults with a network for the shape: features, series, grey or colour."""
+    """Return a data set's training defaults, with a network for the shape of its inputs."""
     if len(shape) == 1:
         net = "mlp"
     elif len(shape) == 2:

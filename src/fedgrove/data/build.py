@@ -52,17 +52,17 @@ class Choices:
 
     @property
     def parsed_partition(self) -> partitions.Partition:
-        """How examples are assigned to clients; natural by default."""
+        """How the examples of a data set are assigned to clients; natural by default."""
         return partitions.parse(self.partition or "natural")
 
     @property
     def parsed_scenario(self) -> scenarios.Scenario:
-        """What is changed at some clients."""
+        """What a scenario changes in the data of some clients."""
         return scenarios.parse(self.scenario or "none")
 
 
 def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> Federation:
-    """Build every client's train, validation and test part.
+    """Build a federation: every client's train, validation and test data.
 
     Every step draws from its own random stream, derived from the seed.
 

@@ -95,7 +95,7 @@ class Dataset:
 
 
 def number_values(values: Array) -> Ints:
-    """Number the distinct values 0, 1, ... in sorted order.
+    """Number the distinct values of a data set's column 0, 1, ... in sorted order.
 
     >>> number_values(np.array([33, 7, 33])).tolist()
     [1, 0, 1]
@@ -105,7 +105,7 @@ def number_values(values: Array) -> Ints:
 
 
 def number_runs(*columns: Array) -> Ints:
-    """Number the runs of rows in which no column changes.
+    """Number the runs of rows of a data set in which no column changes.
 
     >>> number_runs(np.array([1, 1, 1, 2]), np.array([5, 6, 6, 6])).tolist()
     [0, 1, 1, 2]
@@ -117,7 +117,7 @@ def number_runs(*columns: Array) -> Ints:
 
 
 def count_within_groups(group: Ints) -> Ints:
-    """Return the position of every row within its group, counted in row order.
+    """Return the position of every row of a data set within its group, in row order.
 
     >>> count_within_groups(np.array([4, 4, 9, 4])).tolist()
     [0, 1, 0, 2]

@@ -127,7 +127,7 @@ class Devices:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def number_clients(self, names: Mapping[int, str]) -> Devices:
-        """Replace the names of clients by their numbers.
+        """Replace the names of clients in a device file by their numbers.
 
         A name comes before a number: if clients are called 1, 2, 3, so are they in the file.
 
@@ -151,7 +151,7 @@ class Devices:
         return {int(client): steps for client, steps in self.trace.items()}
 
     def info(self, examples: int, client: int, seed: int) -> ClientInfo:
-        """Return what the server knows about a client."""
+        """Return the device that the server knows of a client, with its number of examples."""
         if self.lines is not None:
             device = self.lines[client]
             speed = device.speed / REFERENCE_GMACS
@@ -165,7 +165,7 @@ class Devices:
         return draw_device(self.name, examples, client, seed)
 
     def check_clients(self, clients: int) -> None:
-        """Refuse files that lack one of the clients 0..clients-1; they may have more."""
+        """Refuse device files that lack one of the clients 0..clients-1; they may have more."""
         if self.lines is not None:
             _check_has_clients(f"the profile {self.profile_file}", self.lines, clients)
         if self.trace is not None:

@@ -97,7 +97,7 @@ class ClientData:
                 )
 
     def map_parts(self, f: Callable[[Examples], Examples]) -> ClientData:
-        """Return the client with ``f`` applied to each of its three parts."""
+        """Return the client's data with ``f`` applied to train, validation and test part."""
         train = f(self.train)
         return replace(self, train=train, validation=f(self.validation), test=f(self.test))
 
@@ -124,7 +124,7 @@ def _as_whole_numbers(labels: Any) -> tuple[int, ...]:
 
 
 def takes_round(f: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter called round."""
+    """Whether a function that creates a client's data has a parameter called round."""
     try:
         return "round" in inspect.signature(f).parameters
     except (TypeError, ValueError):
@@ -199,7 +199,7 @@ class LazyClients(Mapping[int, ClientData]):
         return self.at(k, 0)
 
     def at(self, k: int, round: int) -> ClientData:
-        """Return the client in a round."""
+        """Return the data of a client in a round, created now."""
         if k not in self:
             raise KeyError(k)
         if not self.by_round:
@@ -218,7 +218,7 @@ class LazyClients(Mapping[int, ClientData]):
         return data
 
     def info_of(self, k: int, round: int = 0) -> ClientInfo:
-        """Return what the server knows about a client in a round."""
+        """Return what the server knows about a lazily created client in a round."""
         if self.info is None:
             return self.at(k, round).info
         if not self._info_by_round:
@@ -346,11 +346,11 @@ class Federation:
         return self.client(k, round).preparation or self.preparation
 
     def name_of(self, k: int) -> str:
-        """Return the name of a client; its number if it has no name."""
+        """Return the name of a federation's client; its number if it has no name."""
         return self.names.get(k, str(k))
 
     def number_of(self, client: int | str) -> int:
-        """Return the number of a client, from its name or its number (a name comes first).
+        """Return the number of a federation's client from its name or number, names first.
 
         Raises:
             InputError: There is no such client.
@@ -387,7 +387,7 @@ class Federation:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether clients are created when needed, and must not be kept all at once."""
+        """Whether clients' data are created when needed, and must not all be kept at once."""
         return not isinstance(self.clients, dict)
 
     def client(self, k: int, round: int = 0) -> ClientData:
@@ -408,21 +408,21 @@ class Federation:
                 yield data
 
     def info(self, k: int, round: int = 0) -> ClientInfo:
-        """Return what the server knows about one client in a round."""
+        """Return what the server knows about one client of the federation in a round."""
         if isinstance(self.clients, LazyClients):
             return self.clients.info_of(k, round)
         return self.client(k, round).info
 
     @cached_property
     def infos(self) -> Mapping[int, ClientInfo]:
-        """What the server knows about each client."""
+        """What the server knows about each client of the federation."""
         if self.is_lazy:
             return LazyInfos(self.clients)
         return {k: client.info for k, client in self.clients.items()}
 
     @cached_property
     def ids(self) -> Sequence[int]:
-        """The numbers of the clients, in order."""
+        """The numbers of the federation's clients, in order."""
         if isinstance(self.clients, LazyClients):
             return range(len(self.clients))
         return sorted(self.clients)

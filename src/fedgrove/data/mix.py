@@ -222,7 +222,7 @@ def _mix_client(
 
 
 def resize_inputs(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Bring inputs (n, *any) to the common shape: pad features and series, resize images."""
+    """Bring the inputs of mixed data sets to one shape: pad features and series, resize images."""
     if len(shape) < 3:
         return _pad(x, shape)
     if not len(x):
@@ -281,7 +281,7 @@ def split_names(data: str) -> dict[str, str]:
 
 
 def split_option(option: str, text: str | None, tasks: Sequence[str]) -> list[str | None]:
-    """Return the value of an option for each data set: one for all, or one for each.
+    """Return the value of an option for each of several data sets: one for all, or one each.
 
     >>> split_option("partition", "iid+natural", ["digits", "motion"])
     ['iid', 'natural']

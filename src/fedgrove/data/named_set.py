@@ -141,12 +141,12 @@ def read_dataset(
 
 
 def cache_folder() -> Path:
-    """Return the folder of ``FEDGROVE_CACHE``, or the user's own cache."""
+    """Return the cache folder of data sets: ``FEDGROVE_CACHE``, or the user's own cache."""
     return Path(os.environ.get("FEDGROVE_CACHE") or pooch.os_cache("fedgrove"))
 
 
 def data_folders(data_dir: str | Path | None) -> list[Path]:
-    """Return where to look, in order: the folder given (or ``FEDGROVE_DATA``), then the cache."""
+    """Return where to look for data sets: the folder given or ``FEDGROVE_DATA``, then the cache."""
     option = "data_dir"
     folder = data_dir
     if folder is None:
@@ -195,7 +195,10 @@ def _list_built_in() -> str:
 def find_files(
     places: Sequence[Path], formats: Sequence[FileFormat]
 ) -> tuple[list[Path], FileFormat] | None:
-    """Return the first form whose files are all in one folder: by folder, then by form."""
+    """Return the first form of a data set whose files are all in one folder.
+
+    Folders are searched first, then forms.
+    """
     for place in places:
         for file_format in formats:
             paths = []
@@ -264,7 +267,7 @@ def _download(name: str, named_set: NamedSet, places: Sequence[Path]) -> None:
 
 
 def read_unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Arrays:
-    """Return what ``read`` returns, kept uncompressed in the cache.
+    """Return the data set that ``read`` returns, kept uncompressed in the cache.
 
     The copy is used until a file changes in size or time. Without a writable cache no copy is kept
     and nothing fails.
@@ -312,7 +315,7 @@ def _write(target: Path, fresh: Arrays) -> None:
 
 
 def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
-    """Read all arrays of an npz file.
+    """Read all arrays of a data set's npz file.
 
     Args:
         path: The file.

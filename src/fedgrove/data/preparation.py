@@ -61,11 +61,11 @@ class Preparation:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether inputs stay as they are."""
+        """Whether a data set's inputs stay as they are."""
         return self.mean is None
 
     def apply(self, raw: Any) -> Floats32:
-        """Prepare raw input, one example or several, exactly as in training.
+        """Prepare raw input data, one example or several, exactly as in training.
 
         A window of a recording may also be given as it was recorded, one row per moment:
         (window, channels).
@@ -88,7 +88,7 @@ class Preparation:
         return self.scale(x, self._channel_axis(x))
 
     def scale(self, x: Floats32, axis: int = 1) -> Floats32:
-        """Standardise the channels on ``axis`` in place."""
+        """Standardise the channels of the input data on ``axis`` in place."""
         if self.mean is None or self.std is None:
             return x
         shape = [1] * x.ndim
@@ -131,7 +131,7 @@ class Preparation:
         return axis
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain numbers, texts and lists; numbers keep every bit."""
+        """Return the data preparation as plain numbers, texts and lists, with every bit."""
         found = {}
         for name, value in asdict(self).items():
             if isinstance(value, tuple):
@@ -142,7 +142,7 @@ class Preparation:
 
     @classmethod
     def from_json(cls, document: Any) -> Preparation:
-        """Read what :meth:`to_json` returned.
+        """Read the data preparation that :meth:`to_json` returned.
 
         >>> Preparation.from_json(Preparation(labels=("walk", "sit")).to_json()).labels
         ('walk', 'sit')
@@ -174,7 +174,7 @@ def _ends_with(x: Floats32, shape: tuple[int, ...]) -> bool:
 
 
 def channel_statistics(x: Array) -> tuple[Array, Array]:
-    """Return the mean and the standard deviation of each channel of x (n, C, ...).
+    """Return mean and standard deviation of each channel of the data x (n, C, ...).
 
     A constant channel has the deviation 1, so that it is only centred.
     """

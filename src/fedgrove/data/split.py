@@ -109,7 +109,9 @@ def _split_rows(y: Ints, rows: Ints, rng: np.random.Generator, share: float) -> 
 
 
 def test_size(n: int, fraction: float) -> int:
-    """Return how many of n to hold out: the nearest whole number, at least one, never all.
+    """Return how many of n examples to hold out: the nearest whole number, at least one.
+
+    They are never all held out.
 
     >>> [test_size(n, 0.2) for n in (1, 2, 3, 10, 12, 13)]
     [0, 1, 1, 2, 2, 3]
@@ -170,7 +172,7 @@ def _draw_blocks(dataset: Dataset, rows: Ints, share: float, rng: np.random.Gene
 
 
 def majority_label(group: Ints, y: Ints, groups: int) -> Ints:
-    """Return the most frequent label of every group, the lower one of two that tie.
+    """Return the most frequent label of every group of examples, the lower one in a tie.
 
     >>> majority_label(np.array([0, 0, 0, 1]), np.array([2, 1, 2, 0]), 2).tolist()
     [2, 0]

@@ -52,18 +52,18 @@ class InputTable:
 
     @property
     def place(self) -> str:
-        """The table, for a message."""
+        """The user's table, for a message."""
         return describe_place(self.source, self.client)
 
     def describe_first(self, is_found: Array) -> str:
-        """Return the number of rows found and the position of the first, for a message."""
+        """Return how many rows of a user's table were found and where, for a message."""
         name = self.frame.index.name or "row"
         first = f"first in {name} {self.frame.index[is_found.argmax()]}"
         return f"in {is_found.sum()} of {len(is_found)} rows, {first}"
 
 
 def describe_place(source: str, client: str) -> str:
-    """Return a source and the client it belongs to, for a message."""
+    """Return a user's file or table and its client, for a message."""
     if client and client not in source.split():
         return f"{source} (client {client})"
     return source
@@ -98,7 +98,7 @@ class _Recordings:
 def make_dataset(
     tables: Sequence[InputTable], options: OwnDataOptions, notes: Sequence[str] = ()
 ) -> Dataset:
-    """Check tables and make a data set of windows, or of single rows without ``window``.
+    """Check a user's tables and make a data set of windows, or of single rows.
 
     Args:
         tables: The tables; they have the same columns.
@@ -239,7 +239,7 @@ def _read_table(
 
 
 def parse_numbers(column: pd.Series) -> tuple[Floats, Array, Array]:
-    """Read a column as numbers.
+    """Read a column of a user's table as numbers.
 
     Returns:
         The numbers, NaN in other cells; which cells are empty; and which contain anything else.

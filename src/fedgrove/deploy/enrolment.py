@@ -44,7 +44,7 @@ def show_log() -> None:
 
 
 def check_version(other: Any, who: str) -> None:
-    """Refuse another version of fedgrove: its messages or its arithmetic may differ."""
+    """Refuse a node with another version of fedgrove, whose messages may differ."""
     if other != __version__:
         raise InputError(
             f"{who} has fedgrove {other}, and this side has {__version__}; install the same "
@@ -170,14 +170,14 @@ def read_enrolment(said: Head) -> EnrolledClient:
 
 
 def find_usual_kind(nodes: Mapping[int, EnrolledClient]) -> str:
-    """Return the kind of data that most clients have; in a tie, that of the lowest partition."""
+    """Return the kind of data that most enrolled nodes have; in a tie, the lowest partition's."""
     # Counter keeps the order of insertion for equal counts.
     in_order = sorted(nodes.values(), key=lambda each: each.partition)
     return Counter(each.kind for each in in_order).most_common(1)[0][0]
 
 
 def check_kind(node: EnrolledClient, kind: str) -> None:
-    """Refuse a client whose data are of another kind than those of the others."""
+    """Refuse to enrol a node whose data are of another kind than those of the others."""
     if node.kind != kind:
         raise InputError(
             f"client {node.partition} has data of {_describe_kind(node.kind)}, and the others have "
@@ -195,7 +195,7 @@ def _describe_kind(kind: str) -> str:
 
 
 def make_federation(nodes: Mapping[int, EnrolledClient], kind: str) -> Federation:
-    """Make the federation as the server knows it: clients without examples."""
+    """Make the federation as a deployed server knows it: clients without examples."""
     said = json.loads(kind)
     shape = tuple(map(int, said["shape"]))
     problem = _make_problem(said["problem"])
@@ -247,14 +247,14 @@ def config_for_nodes(config: str) -> str:
 
 
 def name_run(config: str) -> str:
-    """Return the name of a run on both sides: a hash of its config."""
+    """Return the name of a deployed run on server and nodes: a hash of its config."""
     # Both sides compute it, so that no name has to be agreed on; 64 bits do for the runs of
     # one node.
     return hashlib.sha256(config.encode()).hexdigest()[:16]
 
 
 def describe_half(run: Run, config: str) -> Head:
-    """Return a summary of the run that one side has built, for comparison with the other side."""
+    """Return a summary of the run that server or node has built, to compare both."""
     leaves = {}
     for name, leaf in run.params.items():
         leaves[name] = list(leaf.shape)

@@ -42,14 +42,14 @@ class Keys:
 
     @property
     def host(self) -> str:
-        """The host by which others find the server: one that was named, else this machine."""
+        """The host by which nodes find the server: one that was named, else this machine."""
         if len(self.hosts) > len(LOCAL):
             return self.hosts[len(LOCAL)]
         return LOCAL[1]
 
 
 def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ()) -> Keys:
-    """Make a CA, a server certificate for ``hosts`` and this machine, and keys for the nodes.
+    """Make a CA, a server certificate for ``hosts``, and authentication keys for the nodes.
 
     Nothing is overwritten: a folder that has some of them is refused.
     """

@@ -216,7 +216,7 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
 
 
 def with_labels(federation: Federation, labels: Sequence[str]) -> Federation:
-    """Return a node's federation with classes numbered by their position in ``labels``.
+    """Return a node's data with classes numbered by their position in the server's ``labels``.
 
     Each node numbers the classes in its own files, so that "walk" may be 0 on one node and 2 on
     another. Data whose targets are not classes must have these labels already.

@@ -119,7 +119,7 @@ def serve(
     watch: Watch | None = None,
     code: str | Path | None = None,
 ) -> Result:
-    """Train a run over the nodes of a Grid; arguments as for :func:`server_app`."""
+    """Train a deployed run over the nodes of a Grid; arguments as for :func:`server_app`."""
     # Before chdir: relative paths are those of the caller.
     path = Path(out).absolute()
     if not isinstance(config, Experiment):

@@ -18,7 +18,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def names() -> list[str]:
-    """Return the values of ``--engine``."""
+    """Return the names of all engines, the values of ``--engine``."""
     return ["auto", "batched", "flower", "pool", "serial", "wired"]
 
 
@@ -28,7 +28,7 @@ def choose(
     precision: str = "fp32",
     timeout: float | None = None,
 ) -> Engine:
-    """Make an engine.
+    """Make the engine that ``--engine`` names.
 
     Args:
         name: A value of ``--engine``. ``auto`` stacks clients on a GPU if there is one; otherwise
@@ -71,7 +71,7 @@ def choose(
 
 
 def device_of(device: str, engine: str = "auto") -> str:
-    """Return "cpu" or "cuda": the requested device, or for "auto" the best one here.
+    """Return the device of an engine, "cpu" or "cuda"; for "auto" the best one here.
 
     Raises:
         InputError: CUDA was requested, and this machine or the engine does not support it.

@@ -27,11 +27,11 @@ class Faulty:
 
     @property
     def name(self) -> str:
-        """The name of the inner engine."""
+        """The name of the inner engine, which works for the faulty one."""
         return self.inner.name
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do the jobs; lose or alter the answers of some."""
+        """Do the jobs on the inner engine; lose or alter the answers of some."""
         broadcasts = BroadcastCosts()
         # Jobs without an answer yet, with their faults: the inner engine takes jobs ahead of the
         # answers it gives.
@@ -102,7 +102,7 @@ def with_faults(engine: Engine, runs: Iterable[Run]) -> Engine:
 
 
 def spoil_report(report: Report, run: Run, task: Task, fault: str) -> Any:
-    """Return the report as a client with this fault sends it."""
+    """Return the report as a client with this simulated fault sends it."""
     if fault == "garbage":
         # With its cost, because engines count the bytes of every answer.
         return Garbage(report.cost)

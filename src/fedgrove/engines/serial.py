@@ -21,7 +21,7 @@ class Serial:
     name: str = field(default="serial", init=False)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do each job when the caller takes its answer."""
+        """Do each job in this process when the caller takes its answer."""
         broadcasts = BroadcastCosts()
         for job in jobs:
             run, task = job

@@ -52,7 +52,7 @@ class Wired:
         self._clients: WeakKeyDictionary[Run, dict[int, _Masks]] = WeakKeyDictionary()
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do each job when the caller takes its answer."""
+        """Do each job over real bytes when the caller takes its answer."""
         broadcasts = BroadcastCosts()
         for job in jobs:
             run, task = job
@@ -133,7 +133,7 @@ class Wired:
         self._clients.setdefault(run, {})[client] = _Masks(restarted=True)
 
     def close(self) -> None:
-        """Forget the masks of all clients."""
+        """Forget the masks that the clients of the wired engine know."""
         self._clients.clear()
 
 
@@ -145,13 +145,13 @@ class _Masks:
     by_packet: dict[str, tuple[bytes, StoredMask]] = field(default_factory=dict)
 
     def keep(self, packet: str, known: KnownMask) -> None:
-        """Replace the last mask of a packet."""
+        """Replace the last mask of a packet that a wired client knows."""
         if packet in self.by_packet and self.by_packet[packet][0] == known.digest:
             return
         self.by_packet[packet] = (known.digest, StoredMask.of(known.mask))
 
     def receive(self, data: bytes, codec: Codec) -> Task:
-        """Read a task and keep its masks.
+        """Read a task as a wired client and keep its masks.
 
         Raises:
             UnknownMask: It refers to a mask that this client does not know.

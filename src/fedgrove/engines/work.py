@@ -48,7 +48,7 @@ from ..wire.message_costs import NO_COSTS, BroadcastCosts, count_report, count_t
 def make_carry(
     task: Task, memory: Mapping[str, Tree], dtype: torch.dtype, marks: Tree | None = None
 ) -> Carry:
-    """Return the carry that a task starts with (see :mod:`fedgrove.core`).
+    """Return the carry with which an engine starts a task (see :mod:`fedgrove.core`).
 
     Args:
         task: The task.
@@ -77,7 +77,7 @@ CLIENT_FAILURES = (Exception, SystemExit, GeneratorExit)
 
 
 def do_task(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
-    """Do a task in this process, from the client's memory to the bytes of its report."""
+    """Do a client's task in this process, from its memory to the bytes of its report."""
     started = time.monotonic()
     memory = run.memory.read(task.to, task.memory)
     try:
@@ -108,7 +108,7 @@ def _copy_task(task: Task) -> Task:
 
 
 def store_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Answer:
-    """Write what the client remembers as a new version; return the report with its name.
+    """Write what the client remembers after a task; return the report with its version.
 
     The version is used only after the round loop has accepted the report.
     """
@@ -132,7 +132,9 @@ def add_cost(
     broadcasts: BroadcastCosts,
     counted: Mapping[str, CostByPart] = NO_COSTS,
 ) -> Answer:
-    """Return the answer with the bytes of its messages; a report that cannot be encoded is lost.
+    """Return the engine's answer with the bytes of its messages.
+
+    A report that cannot be encoded is lost.
 
     Args:
         run: The run.
@@ -155,7 +157,7 @@ def add_cost(
 
 
 def lose_crashed(task: Task, error: BaseException) -> Lost:
-    """The client's work ended with an error."""
+    """Return the loss of a task whose work ended with an error in the engine."""
     return Lost(
         task.to, "crashed", f"client {task.to} could not {task.verb}: {explain_error(error)}"
     )
@@ -183,7 +185,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def explain_error(error: BaseException) -> str:
-    """Return an error as a sentence, with the line of code that raised it.
+    """Return an error in a client's work as a sentence, with the line that raised it.
 
     fedgrove's own errors are sentences already and need no line of code.
     """
@@ -199,7 +201,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, Mapping[str, Tree]]:
-    """Do the work of a task.
+    """Do the work of a task in an engine: all stages of one client.
 
     Args:
         run: The run.
@@ -252,7 +254,7 @@ def finish_work(run: Run, task: Task, stage: Give, carry: Carry, client: Client)
 
 
 def merge_memory(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:
-    """Return all that a client remembers after its work; nothing if its memory did not change."""
+    """Return all that a client remembers after its stages; nothing if that did not change."""
     if not outcome.memory:
         return {}
     # Scoring itself keeps a model under a reserved name.
@@ -264,7 +266,9 @@ def merge_memory(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Ma
 def run_stage(
     run: Run, stage: Train | Measure, carry: Carry, client: Client, number: int
 ) -> tuple[Carry, int]:
-    """Run a Train or Measure stage. This reseeds torch's global generator.
+    """Run a Train or Measure stage of one client in an engine.
+
+    This reseeds torch's global generator.
 
     Args:
         run: The run.
@@ -293,7 +297,7 @@ def run_stage(
 
 
 def train_shrunk(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
-    """Run a Train stage; if the mask removes whole channels, train the smaller network.
+    """Run a Train stage in an engine, on a smaller network if the mask removes channels.
 
     The result equals that of masked training up to the order of sums. Dropout draws fewer bits, so
     with dropout only the distribution is equal.
@@ -306,7 +310,7 @@ def train_shrunk(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch])
 
 
 def count_macs(net: Net, stage: Train | Measure, thin: SmallNet | None) -> int:
-    """Count the multiply-accumulates of a stage for one example in one epoch.
+    """Count the multiply-accumulates of a stage that an engine runs, for one example and epoch.
 
     Training counts the network that is really trained, which is ``thin`` if there is one. Measuring
     runs at full width. Frozen layers count once, because no gradient goes back through them.
@@ -323,20 +327,22 @@ def count_macs(net: Net, stage: Train | Measure, thin: SmallNet | None) -> int:
 
 
 def count_examples(run: Run, stage: Train | Measure, client: Client) -> int:
-    """Count the examples that a stage sees; each counts once per epoch."""
+    """Count the examples that a stage sees when an engine runs it, once per epoch."""
     over, epochs = find_pass(run.nets[stage.net], stage)
     return epochs * over.seen(len(getattr(client.data, over.split)))
 
 
 def find_pass(net: Net, stage: Train | Measure) -> tuple[Batches, int]:
-    """Return which examples a stage sees, and in how many epochs."""
+    """Return which examples an engine feeds to a stage, and in how many epochs."""
     if isinstance(stage, Train):
         return local.batches_of(net, stage), local.recipe(stage).epochs
     return stage.over, 1
 
 
 def number_stages(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
-    """Yield each stage with its position among those of its kind, which seeds depend on.
+    """Yield each stage that an engine runs with its position among those of its kind.
+
+    Seeds depend on that position.
 
     An additional Edit therefore does not change what a Train stage draws: a method with its
     features off equals FedAvg to the bit.

@@ -46,7 +46,7 @@ print({labels}[logits[0].argmax()])"""
 
 
 def card(source: Source, exported: Exported, standardised: bool) -> str:
-    """The text of the card; ``standardised`` if the file takes inputs standardised already."""
+    """Return the model card of an exported file; ``standardised`` if its inputs are already."""
     shrunk = next(row for row in exported.rows if row.version == "shrunk")
     file = str(shrunk.file)
     versions: list[list[object]] = []

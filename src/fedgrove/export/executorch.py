@@ -17,14 +17,17 @@ NEEDS: tuple[str, ...] = ("executorch",)
 
 
 def write(module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str]) -> None:
-    """Write a module in eval mode, for one example at a time. A .pte file holds no ``notes``."""
+    """Write a module in eval mode as an ExecuTorch file, for one example at a time.
+
+    A .pte file has no ``notes``.
+    """
     with quiet():
         program = torch.export.export(module, (torch.zeros(1, *shape),))
         path.write_bytes(_lowered(program))
 
 
 def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> None:
-    """Write weights and activations as int8, with a scale per output channel.
+    """Export an ExecuTorch file with int8 weights and activations, a scale per channel.
 
     The ranges of activations are those on ``x``.
     """
@@ -55,7 +58,7 @@ def _lowered(program: Any) -> bytes:
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:
-    """The file as a function from inputs to logits, one example after another."""
+    """Load an exported ExecuTorch file as a function from inputs to logits."""
     with quiet():
         from executorch import runtime
     program = runtime.Runtime.get().load_program(str(path))

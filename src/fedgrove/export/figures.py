@@ -41,7 +41,10 @@ class Row:
 
     @property
     def shares(self) -> str:
-        """The shares in int8 as percentages, weights / MACs; empty for float."""
+        """The shares of an exported model in int8 as percentages, weights / MACs.
+
+        It is empty for float.
+        """
         if self.int8 is None:
             return "not known"
         weights, macs = self.int8
@@ -73,12 +76,12 @@ class Exported:
     """What the client is called; its number where it has no name."""
 
     def json(self) -> dict[str, Any]:
-        """The same, as ``--json`` prints it."""
+        """What was exported, as ``--json`` prints it."""
         return {**asdict(self), "folder": str(self.folder)}
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:
-    """The share of rows whose largest logit is at ``y``.
+    """Return an exported model's accuracy: the share of rows whose largest logit is at ``y``.
 
     >>> accuracy(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1, 1]))
     0.5
@@ -87,7 +90,7 @@ def accuracy(logits: Tensor, y: Tensor) -> float:
 
 
 def spread_out(x: Tensor, most: int) -> Tensor:
-    """At most ``most`` rows of ``x``, evenly spaced.
+    """Return at most ``most`` rows of ``x``, evenly spaced, to test an exported model.
 
     >>> spread_out(torch.arange(10), 5).tolist()
     [0, 2, 4, 6, 8]
@@ -101,7 +104,7 @@ def spread_out(x: Tensor, most: int) -> Tensor:
 
 
 def latencies(predicts: Mapping[str, Predict], x: Tensor) -> dict[str, float]:
-    """Microseconds that each version takes for ``x``, by its shortest turn.
+    """Measure the microseconds that each exported version takes for ``x``, its shortest turn.
 
     The shortest, because other processes only ever add to a time.
     """

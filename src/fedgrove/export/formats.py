@@ -27,18 +27,18 @@ class Format(Protocol):
     def write(
         self, module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str], /
     ) -> None:
-        """Write a module that takes inputs of ``shape``."""
+        """Export a module that takes inputs of ``shape`` to a file."""
 
     def quantise(
         self, module: nn.Module, plain: Path, x: Tensor, path: Path, /
     ) -> tuple[float, float] | None:
-        """Write it in int8, calibrated on ``x``; ``plain`` is the float file, written before.
+        """Export a module in int8, calibrated on ``x``; ``plain`` is the float file.
 
         Returns the shares of weights and of MACs that are in int8, or None if they are not known.
         """
 
     def load(self, path: Path, /) -> Predict:
-        """The file as a function from inputs to logits."""
+        """Load an exported file as a function from inputs to logits."""
 
 
 FORMATS: dict[str, Format] = {"onnx": onnx, "executorch": executorch}
@@ -71,11 +71,11 @@ class ExportOptions:
 
     @property
     def format(self) -> Format:
-        """The module that writes and reads the files."""
+        """The module that writes and reads the exported files."""
         return FORMATS[self.to]
 
     def names(self, client: int) -> dict[str, str]:
-        """The file names of a client's versions and of its card."""
+        """The names of a client's exported files and of its model card."""
         stem = f"client-{client:05d}"
         suffix = self.format.SUFFIX
         names = {"shrunk": f"{stem}{suffix}", "card": f"{stem}{suffix}.md"}

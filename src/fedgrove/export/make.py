@@ -62,7 +62,7 @@ def export_model(
     data_dir: str | Path | None = None,
     trust: bool = False,
 ) -> Exported:
-    """Write a client's own model, really shrunk, as ONNX or ExecuTorch, with a model card.
+    """Export a client's own model, really shrunk, as ONNX or ExecuTorch, with a model card.
 
     ``client`` is its name or its number. The file is checked against torch. ``out`` is ``export``
     in the run folder by default. The file takes raw inputs, as they were recorded, and standardises
@@ -89,7 +89,7 @@ def export_all(
     data_dir: str | Path | None = None,
     trust: bool = False,
 ) -> Iterator[Exported]:
-    """:func:`export_model` for every client of a run; each is written when it is yielded."""
+    """Export the model of every client of a run; each is written when it is yielded."""
     # Not a generator function: wrong arguments are refused at the call, not at the first client.
     options = ExportOptions(to, int8, standardised, align)
     source = opened(run, data, net, data_dir, trust)
@@ -157,7 +157,7 @@ class _Subject:
     inputs: Mapping[str, Tensor]
 
     def module(self, net: Net, tree: Tree) -> nn.Module:
-        """The module to write: the net with its values, behind the standardisation."""
+        """The module to export: the net with its values, behind the standardisation."""
         module = net.filled(tree)
         if not self.own.changes_nothing:
             module = Raw(module, self.own, self.source.federation.shape)

@@ -37,7 +37,10 @@ BATCH = 32
 
 
 def write(module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str]) -> None:
-    """Write a module in eval mode, for batches of any size, with ``notes`` as the metadata."""
+    """Write a module in eval mode as an ONNX file, for batches of any size.
+
+    ``notes`` become the metadata.
+    """
     import onnx
 
     batch = torch.export.Dim("batch")
@@ -79,7 +82,7 @@ def _clear_traces(model: Any) -> None:
 
 
 def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[float, float] | None:
-    """Write weights and activations as int8, with a scale per output channel.
+    """Export an ONNX file with int8 weights and activations, a scale per channel.
 
     Returns the shares of weights and of MACs that are in int8.
 
@@ -97,7 +100,7 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[flo
         """Hands out one batch after another."""
 
         def get_next(self) -> Any:
-            """The next batch, or None."""
+            """Return the next batch for ONNX calibration, or None."""
             batch = next(remaining, None)
             return None if batch is None else {"x": batch.numpy()}
 
@@ -146,7 +149,7 @@ def _finish(plain: Path, model: Any, path: Path) -> None:
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:
-    """The file as a function from inputs to logits, on one CPU thread."""
+    """Load an exported ONNX file as a function from inputs to logits, on one CPU thread."""
     session = _session(str(path))
 
     def predict(x: Tensor) -> Tensor:
@@ -168,7 +171,7 @@ def _session(model: str | bytes) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence exporters: deprecations inside torch, optional packages that are not installed."""
+    """Silence ONNX exporters: deprecations inside torch, optional packages."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -49,7 +49,7 @@ def _layers(graph: Any) -> dict[str, _Layer]:
 
 
 def ends(graph: Any) -> list[str]:
-    """The names of the first and the last layer, each only if it is small.
+    """Return the first and the last layer of an ONNX graph that stay float, if small.
 
     An error of the first layer passes through all others; one of the last goes straight into the
     logits.
@@ -68,7 +68,7 @@ def ends(graph: Any) -> list[str]:
 
 
 def shares_without(graph: Any, kept: list[str]) -> tuple[float, float] | None:
-    """The shares of all weights and of all MACs that are outside the layers ``kept`` in float.
+    """Return the shares of weights and MACs that an int8 export has outside ``kept`` layers.
 
     None where layers of other kinds (recurrent ones, say) have weights too: they are not quantised,
     and their MACs are not counted here.
@@ -117,7 +117,7 @@ def _share_without(amounts: dict[str, int], left_out: list[str]) -> float:
 
 
 def relu_first(graph: Any, kept: list[str]) -> None:
-    """Move ReLU in front of max pooling: the same numbers, but no int8 steps go to those below 0.
+    """Move ReLU before max pooling in an ONNX graph, so that int8 steps are not wasted.
 
     Behind a layer in float, pooling stays where it is: otherwise it would run on int8 between two
     memory layouts, which is slow.
@@ -164,7 +164,7 @@ def _swap(graph: Any, pool: Any, relu: Any) -> None:
 
 
 def relu_as_max(graph: Any, kept: list[str]) -> None:
-    """Write ReLU behind a linear layer in int8 as max(x, 0).
+    """Write ReLU after an int8 linear layer of an ONNX graph as max(x, 0).
 
     onnxruntime would fuse ReLU into the product and run both in float.
     """
@@ -201,7 +201,7 @@ def round_by_inputs(
     batches: Sequence[Tensor],
     start_session: Callable[[bytes], Any],
 ) -> None:
-    """Round the weights of ``quantised`` again, now by the inputs that each layer really reads.
+    """Round an int8 export's weights again, by the inputs that each layer really reads.
 
     These inputs are taken from ``model``, the same graph in float, on ``batches``;
     ``start_session`` makes an onnxruntime session of a serialised model.

@@ -15,7 +15,7 @@ DAMPING = 0.01
 
 
 def rounded(weight: Tensor, scale: Tensor, moments: Tensor) -> Tensor:
-    """Integers q, at most 127, whose ``scale * q`` stands for ``weight`` (outputs, inputs).
+    """Return int8 integers q, at most 127, whose ``scale * q`` stands for ``weight``.
 
     ``scale`` holds one step size per output.
 
@@ -58,7 +58,7 @@ def patches(
     pads: Sequence[int],
     dilations: Sequence[int],
 ) -> Tensor:
-    """What each output of a convolution over one or two axes reads, a row per output position.
+    """Return what each output of an exported convolution reads, a row per output position.
 
     ``pads`` are in ONNX's order: the start of each axis, then the end of each axis.
 

@@ -40,25 +40,28 @@ class Source:
     """The file name of each client's model."""
 
     def data(self, client: int) -> ClientData:
-        """A client's data, as its model saw them."""
+        """Return a client's data, as its exported model saw them."""
         return self.federation.client(client, self.rounds)
 
     @property
     def rounds(self) -> int:
-        """After how many rounds the models were kept: a client may have had other data before."""
+        """After how many rounds the exported models were kept.
+
+        A client may have had other data before.
+        """
         return int(self.summary["rounds"])
 
     def number(self, client: int | str) -> int:
-        """The number of a client, from its name or its number."""
+        """Return the number of the client to export, from its name or its number."""
         names = {k: self.federation.name_of(k) for k in sorted(self.files)}
         return client_number(client, names, str(self.folder.path))
 
     def name(self, client: int) -> str:
-        """What a client is called; its number where it has no name."""
+        """Return the name of the client to export; its number if it has no name."""
         return self.federation.name_of(client)
 
     def tree(self, client: int) -> Tree:
-        """A client's own model, in full width."""
+        """Return a client's model to export, in full width."""
         if self.data(client).labels is not None:
             raise InputError(
                 f"client {client} has labels of its own, which a file cannot leave out; "
@@ -79,11 +82,13 @@ class Source:
         return tree
 
     def preparation(self, client: int) -> Preparation:
-        """How the client's raw inputs became what its model saw."""
+        """Return how the exported client's raw inputs became what its model saw."""
         return self.federation.preparation_of(client, self.rounds)
 
     def takes_raw(self, client: int) -> bool:
-        """Whether all that is between raw inputs and the model is one mean and one deviation.
+        """Whether an exported file can standardise raw inputs itself.
+
+        It can if there is only one mean and one deviation.
 
         Inputs of sets that were mixed may have been resized or padded as well.
         """
@@ -98,7 +103,7 @@ def opened(
     data_dir: str | Path | None = None,
     trust: bool = False,
 ) -> Source:
-    """A finished run with its data rebuilt from config.toml.
+    """Open a finished run to export its models, with its data rebuilt from config.toml.
 
     Data or a net made in Python cannot be rebuilt, so the caller hands them over again. A net in a
     file of code needs ``trust``, or a result of this process, or the net itself.
@@ -170,7 +175,7 @@ def _names_classes(federation: Federation) -> bool:
 
 
 def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, Tree]:
-    """The net and the tree without the channels of which every parameter is exactly 0.
+    """Shrink a model for export: remove the channels of which every parameter is exactly 0.
 
     Such a channel computes nothing and nothing reads it, so no mask is needed: the outputs are the
     same. Zeros elsewhere stay zeros. With ``align``, each layer keeps as many of these channels as
@@ -198,7 +203,7 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
 
 
 def aligned(kept: Tensor, to: int) -> Tensor:
-    """The kept channels, and the first of the others up to a multiple of ``to``, or all.
+    """Return the channels to export: those kept, filled up to a multiple of ``to``, or all.
 
     >>> aligned(torch.tensor([True, False, False, True, True]), 4).int().tolist()
     [1, 1, 0, 1, 1]
@@ -229,13 +234,13 @@ class Raw(nn.Module):
         self.register_buffer("factor", (1 / deviation).float().reshape(per_channel))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of raw inputs."""
+        """Return the exported network's logits of raw inputs."""
         logits: Tensor = self.net((x - self.shift) * self.factor)
         return logits
 
 
 def unprepared(own: Preparation, x: Tensor) -> Tensor:
-    """Raw inputs again, of those that a model saw; float32, as a device has them.
+    """Return raw inputs from those that a model saw, to test the export; float32.
 
     >>> unprepared(Preparation(mean=(3.0,), std=(2.0,)), torch.tensor([[-1.0], [1.0]])).tolist()
     [[1.0], [5.0]]

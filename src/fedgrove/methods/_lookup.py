@@ -83,12 +83,15 @@ def _modules() -> dict[str, str]:
 
 
 def names() -> list[str]:
-    """The methods there are, as the command line calls them; some may be broken."""
+    """Return the names of all built-in methods, as the command line calls them.
+
+    Some may be broken.
+    """
     return list(_modules())
 
 
 def find(name: str) -> type[Any]:
-    """The class of a built-in method. Only its own file is imported.
+    """Return the class of a built-in method; only the method's file is imported.
 
     Raises:
         InputError: There is no such method.
@@ -130,7 +133,7 @@ def _file(name: str) -> str:
 
 
 def find_class(class_name: str) -> type[Any]:
-    """The built-in method with a class of this name: ``fedgrove.methods.LGFedAvg``.
+    """Return the built-in method with a class of this name: ``fedgrove.methods.LGFedAvg``.
 
     Raises:
         KeyError: There is none.
@@ -150,7 +153,7 @@ def find_class(class_name: str) -> type[Any]:
 
 
 def classes() -> dict[str, type[Any]]:
-    """The classes of all built-in methods, by class name; broken files are left out."""
+    """Return the classes of all built-in methods by class name, without broken files."""
     found = {}
     for name in names():
         try:
@@ -162,7 +165,7 @@ def classes() -> dict[str, type[Any]]:
 
 
 def part_modules() -> list[ModuleType]:
-    """All modules in which methods define parts: their files, and those of their folders."""
+    """Return all modules in which methods define parts: their files and their folders."""
     modules = []
     for name in names():
         try:
@@ -193,7 +196,7 @@ def _name_of_class(cls: type) -> str:
 
 
 def presets(name: str) -> Mapping[str, AnyMethod]:
-    """The presets of a built-in method, by name.
+    """Return the presets of a built-in method, by name.
 
     >>> sorted(presets("ca-afp")), sorted(presets("fedavg"))
     (['paper'], [])
@@ -241,7 +244,7 @@ def label_of(spec: str) -> str:
 
 
 def find_own(path: str, name: str) -> type[Any]:
-    """The class of a method in a user's file, once it is known to be one."""
+    """Return the method class in a user's file, after checking that it is one."""
     module = user_files.import_file(Path(path))
     spec = f"{path}:{name}"
     value: Any = getattr(module, name, None)

@@ -178,7 +178,7 @@ class ClusterFL:
 
 
 def group_average(state: State, client: int, rule: Averaging) -> Tree:
-    """u_k by a rule: the average of the models of the client's group."""
+    """ClusterFL: u_k by a rule: the average of the models of the client's group."""
     models = dict(zip(state.clients, state.rows, strict=True))
     average = rule.start(trees.unflatten(models[client], state.start))
     for other, row in models.items():
@@ -188,7 +188,7 @@ def group_average(state: State, client: int, rule: Averaging) -> Tree:
 
 
 def leading_eigenvectors(rows: Tensor, k: int) -> Tensor:
-    r"""F: the k leading eigenvectors of :math:`W W^T`, as columns; fewer where its rank is smaller.
+    r"""ClusterFL: F, the k leading eigenvectors of :math:`W W^T`; fewer if its rank is smaller.
 
     >>> leading_eigenvectors(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 1).abs()
     tensor([[1.],
@@ -204,13 +204,13 @@ def leading_eigenvectors(rows: Tensor, k: int) -> Tensor:
 
 
 def shares(rows: Tensor, k: int) -> Tensor:
-    r""":math:`F F^T`: how much each client's model counts in each other's u."""
+    r"""ClusterFL: :math:`F F^T`: how much each client's model counts in each other's u."""
     f = leading_eigenvectors(rows, k)
     return f @ f.T
 
 
 def cluster_labels(rows: Tensor, k: int) -> list[int]:
-    """The clients' clusters: k-means on the rows of F."""
+    """ClusterFL: the clients' clusters: k-means on the rows of F."""
     # Imported where it is used: scikit-learn is slow to load.
     from sklearn.cluster import KMeans
 
@@ -226,10 +226,10 @@ def cluster_labels(rows: Tensor, k: int) -> list[int]:
 
 
 def start_personal(carry: Carry, client: Client) -> Carry:
-    """The client's own model is at first the network's start."""
+    """ClusterFL: the client's own model is at first the network's start."""
     return {"personal": client.start, **carry}
 
 
 def send_and_keep_personal(carry: Carry, client: Client) -> Outcome:
-    """What was trained is sent, and kept as the client's own model."""
+    """ClusterFL: what was trained is sent, and kept as the client's own model."""
     return Outcome({"model": Packet(carry["local"])}, memory={"personal": carry["local"]})

@@ -48,10 +48,10 @@ class Ditto(FedAvg):
 
 
 def begin_personal(carry: Carry, client: Client) -> Carry:
-    """A client's first personal model starts at the global one."""
+    """Ditto: a client's first personal model starts at the global one."""
     return {"personal": carry["model"], **carry}
 
 
 def send_and_keep(carry: Carry, client: Client) -> Outcome:
-    """Send the global model, keep the personal one."""
+    """Ditto: send the global model, keep the personal one."""
     return Outcome({"model": Packet(carry["local"])}, memory={"personal": carry["personal"]})

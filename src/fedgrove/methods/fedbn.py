@@ -37,7 +37,7 @@ class FedBN(FedAvg):
         return OneModel(0, {name: v for name, v in setup.params.items() if name not in norms})
 
     def notes(self, net: Net) -> list[str]:
-        """Say that nothing stays on the client if the network has no norm layers."""
+        """FedBN: say that nothing stays on the client if the network has no norm layers."""
         if net.layout.norms:
             return []
         return ["the net has no norm layers, so that fedbn shares all of it: this is fedavg"]

@@ -202,12 +202,12 @@ class FedCHAR(CommonParts):
 
 
 def send_update(carry: Carry, client: Client) -> Outcome:
-    """The update of the parameters, in 16 bits: only its direction counts."""
+    """FedCHAR: the update of the parameters, in 16 bits: only its direction counts."""
     names = client.layout.params
     update = trees.sub(trees.pick(carry["local"], names), trees.pick(carry["model"], names))
     return Outcome({"update": Packet(Half()(update))})
 
 
 def expected_update(task: Task, net: Net) -> ExpectedReport:
-    """The parameters in 16 bits."""
+    """FedCHAR: the parameters in 16 bits."""
     return ExpectedReport({"update": Half().form(trees.pick(net.blank(), net.layout.params))})

@@ -208,7 +208,7 @@ class FedDST(CommonParts):
 
 
 def cosine(first: float, round: int, end: int) -> float:
-    r"""The share that is swapped: :math:`\frac{\alpha}{2} (1 + \cos(\pi r / R_{end}))`.
+    r"""FedDST: the share that is swapped: :math:`\frac{\alpha}{2} (1 + \cos(\pi r / R_{end}))`.
 
     :math:`\alpha` -> ``first``, :math:`r` -> ``round``, :math:`R_{end}` -> ``end``.
 
@@ -219,12 +219,12 @@ def cosine(first: float, round: int, end: int) -> float:
 
 
 def untrained(carry: Carry, client: Client) -> Carry:
-    """No epochs before the readjustment."""
+    """FedDST: no epochs before the readjustment."""
     return {**carry, "first": carry["model"]}
 
 
 def readjust(carry: Carry, client: Client) -> Carry:
-    """The mask with the smallest weights of each layer swapped for those of large gradients.
+    """FedDST: the mask with each layer's smallest weights swapped for large gradients.
 
     Weights that were just dropped may come back, as in RigL (Evci et al. 2020).
     """
@@ -243,5 +243,5 @@ def readjust(carry: Carry, client: Client) -> Carry:
 
 
 def send_readjusted(carry: Carry, client: Client) -> Outcome:
-    """What was trained, under the client's own mask."""
+    """FedDST: what was trained, under the client's own mask."""
     return Outcome({"model": Packet(carry["local"], carry["readjusted.mask"])})

@@ -156,11 +156,11 @@ class FedEM:
 
     @property
     def tuned(self) -> str:
-        """Fine-tuning trains the component that :meth:`_largest_first` chose."""
+        """FedEM: the component that fine-tuning trains, chosen by :meth:`_largest_first`."""
         return "model"
 
     def predict(self, net: Net, model: Tree, x: Tensor, carry: Carry) -> Tensor:
-        """The mixture of all components' predictions."""
+        """FedEM: the mixture of all components' predictions."""
         outputs = [net(model, x, train=False).logits]
         for m in range(1, self.components):
             outputs.append(net(carry[name_of(m)], x, train=False).logits)
@@ -173,7 +173,7 @@ class FedEM:
 
 
 def name_of(m: int) -> str:
-    """What a component is called on its way and in the carry."""
+    """FedEM: what a component is called on its way and in the carry."""
     return f"model{m}"
 
 
@@ -181,7 +181,7 @@ def name_of(m: int) -> str:
 
 
 def responsibilities(losses: Tensor, pi: Tensor) -> Tensor:
-    r"""Alg. 1, line 7: :math:`q_i(m) \propto \pi_m \exp(-\ell_m(x_i, y_i))`; sums 1 over m.
+    r"""FedEM: Alg. 1, line 7: :math:`q_i(m) \propto \pi_m \exp(-\ell_m(x_i, y_i))`; sums 1 over m.
 
     ``losses`` is (components, examples), as is the result.
 
@@ -205,7 +205,7 @@ class Explained:
 
     @property
     def passes(self) -> int:
-        """Each component runs once."""
+        """FedEM: each component runs once."""
         return self.components
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
@@ -222,7 +222,7 @@ class Explained:
 
 
 def room_for(examples: int) -> int:
-    """The length of a client's table: 64, 256, 1024, ...
+    """FedEM: the length of a client's table: 64, 256, 1024, ...
 
     Not the number of examples itself: clients whose tables are of one length train at once.
 
@@ -236,14 +236,14 @@ def room_for(examples: int) -> int:
 
 
 def fit_shares(carry: Carry, client: Client) -> Carry:
-    """The client's shares by what each component explains; as they were without examples."""
+    """FedEM: the client's shares by what each component explains; as they were without examples."""
     if not carry["explained"]:
         return carry
     return {**carry, "shares": {"pi": shares_of(carry["explained"]["q"])}}
 
 
 def shares_of(q: Tensor) -> Tensor:
-    r"""Alg. 1, line 9: :math:`\pi_m = \frac1n \sum_i q_i(m)`.
+    r"""FedEM: Alg. 1, line 9: :math:`\pi_m = \frac1n \sum_i q_i(m)`.
 
     >>> shares_of(torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.5, 0.0]]))
     tensor([0.7500, 0.2500])
@@ -272,7 +272,7 @@ class Responsible(Objective):
 
 
 def mixed(net: Net, outputs: Tensor, pi: Tensor, own: Tree) -> Tensor:
-    """The logarithm of the mixed probabilities; the mean output where targets are no classes.
+    """FedEM: the logarithm of the mixed probabilities; for other targets the mean output.
 
     ``outputs`` is (components, examples, outputs).
     """

@@ -83,13 +83,13 @@ class FeatureGenerator(nn.Module):
         self.features = nn.Linear(hidden, features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (n, features) of inputs (n, classes + noise)."""
+        """FedGen: features (n, features) of inputs (n, classes + noise)."""
         features: Tensor = F.relu(self.features(F.relu(self.hidden(x))))
         return features
 
 
 def generator_inputs(y: Tensor, noise: Tensor, classes: int) -> Tensor:
-    """What a generator is given: the class as one of ``classes`` columns, then the noise."""
+    """FedGen: the input of the generator: the class as one of ``classes`` columns, then noise."""
     is_class = torch.arange(classes, device=y.device) == y.unsqueeze(1)
     return torch.cat([is_class.to(noise.dtype), noise], 1)
 
@@ -98,7 +98,7 @@ def generator_inputs(y: Tensor, noise: Tensor, classes: int) -> Tensor:
 
 
 def head_weights(layout: Layout) -> tuple[str, str | None]:
-    """The names of weight and bias of the last linear layer; refused where there is none."""
+    """FedGen: the names of weight and bias of the last linear layer, which must exist."""
     head = layout.head_layer
     if head is None or not head.weights:
         raise UnfitError(
@@ -109,13 +109,13 @@ def head_weights(layout: Layout) -> tuple[str, str | None]:
 
 
 def head_logits(layout: Layout, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """What the last linear layer makes of features."""
+    """FedGen: what the last linear layer makes of features."""
     weight, bias = head_weights(layout)
     return F.linear(features, params[weight], None if bias is None else params[bias])
 
 
 def check_ends_in_head(net: Net, params: Tree) -> None:
-    """Refuse a network that does something more behind its last linear layer."""
+    """FedGen: refuse a network that does something more behind its last linear layer."""
     like = next(iter(params.values()))
     with torch.no_grad():
         out = net(params, torch.zeros((1, *net.shape), dtype=like.dtype), train=False)
@@ -211,7 +211,7 @@ class GeneratorTraining:
 
 
 def sameness(z: Tensor, noise: Tensor) -> Tensor:
-    """Near 1 where features are alike though their noise is not; towards 0 as they differ.
+    """FedGen: near 1 if generated features are alike though their noise is not; else towards 0.
 
     >>> sameness(torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [1.0]]))  # exp(-(2 + 2) / 4)
     tensor(0.3679)
@@ -264,7 +264,7 @@ class FedGen(CommonParts):
         check(self.hidden >= 1, "hidden", self.hidden, "1 or more")
 
     def nets(self, net: Net) -> Mapping[str, Net]:
-        """The generator of features for the last layer of this net."""
+        """FedGen: the generator of features for the last layer of this net."""
         weight = head_weights(net.layout)[0]
         classes, features = net.layout.shapes[weight]
         module = FeatureGenerator(classes, self.noise, self.hidden, features)
@@ -310,7 +310,7 @@ class FedGen(CommonParts):
         )
 
     def train_server(self, state: State, server: Server) -> State:
-        """Alg. 1, the generator's steps."""
+        """FedGen: Alg. 1, the generator's steps."""
         shares = torch.tensor(state.counts, dtype=torch.float64)
         if not shares.sum():
             # No client has reported a class.
@@ -365,12 +365,12 @@ class FedGen(CommonParts):
 
 
 def label_name(label: int) -> str:
-    """Under which name a client reports how often it has a class."""
+    """FedGen: under which name a client reports how often it has a class."""
     return f"label{label}"
 
 
 def send_with_counts(carry: Carry, client: Client) -> Outcome:
-    """The model, and how often the client has each class."""
+    """FedGen: the client sends the model, and how often it has each class."""
     totals = carry["settings"]["counts"]
     # A client without training data has no batch to count.
     counts: Tensor = carry["labels"].get("counts", torch.zeros_like(totals))
@@ -379,7 +379,7 @@ def send_with_counts(carry: Carry, client: Client) -> Outcome:
 
 
 def expected_counts(task: Task, net: Net) -> ExpectedReport:
-    """The model as it was sent, and a count for each class."""
+    """FedGen: the model as it was sent, and a count for each class."""
     counts = task.settings["counts"]
     assert isinstance(counts, Sequence)
     metrics = dict.fromkeys(map(label_name, range(len(counts))), (0.0, MOST_EXAMPLES))

@@ -95,12 +95,12 @@ class Energy:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out, ever."""
+        """FedKD: whether an update always travels with all its energy."""
         return self.first >= 1
 
 
 def largest_rank(shape: tuple[int, ...]) -> int:
-    """The largest rank whose factors are fewer numbers than the matrix; 0 if there is none.
+    """FedKD: the largest rank whose factors are fewer numbers than the matrix; 0 if there is none.
 
     Of K singular values, K (rows + columns + 1) numbers travel in place of rows x columns.
 
@@ -116,7 +116,7 @@ def largest_rank(shape: tuple[int, ...]) -> int:
 
 
 def rank_at(singular_values: Tensor, energy: float) -> int:
-    r"""The least K with :math:`\sum_{i \le K} \sigma_i^2 \ge T \sum_i \sigma_i^2`; 0 of nothing.
+    r"""FedKD: the least K with :math:`\sum_{i \le K} \sigma_i^2 \ge T \sum_i \sigma_i^2`, or 0.
 
     >>> rank_at(torch.tensor([3.0, 2.0, 1.0]), 0.9)
     2
@@ -134,7 +134,7 @@ def rank_at(singular_values: Tensor, energy: float) -> int:
 
 
 def factored(update: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The factors u (most, rows), s (most,), v (most, columns), zeros beyond the rank.
+    """FedKD: an update's factors u, s and v, each padded with zeros beyond the rank.
 
     ``most`` is :func:`largest_rank`. None where that is not enough for the energy, or where the
     update is not finite and has no factors.
@@ -161,7 +161,7 @@ def factored(update: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | N
 
 
 def empty_factors(update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors of rank 0, in the shapes that travel."""
+    """FedKD: an update's factors of rank 0, in the shapes that travel."""
     most = largest_rank(tuple(update.shape))
     rows = len(update)
     columns = update[0].numel()
@@ -170,7 +170,7 @@ def empty_factors(update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def product(u: Tensor, s: Tensor, v: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The matrix that factors stand for, in double precision and in its own shape.
+    """FedKD: the matrix that factors stand for, in double precision and in its own shape.
 
     Three finite float32 may have a product that only double precision holds.
     """
@@ -178,12 +178,12 @@ def product(u: Tensor, s: Tensor, v: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def factorable(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The weights that factors may stand for."""
+    """FedKD: the weights that factors may stand for."""
     return tuple(name for name, shape in shapes.items() if largest_rank(tuple(shape)))
 
 
 def split(update: Tree, energy: float) -> tuple[Tree, Tree, Tree, Tree]:
-    """Updates by name as (what travels whole, u, s, v); their sum is what a receiver reads.
+    """FedKD: updates by name as (what travels whole, u, s, v); their sum is what a receiver reads.
 
     A matrix that takes too many factors travels whole next to factors of zeros, and the other way
     round.
@@ -224,19 +224,19 @@ class Pair(nn.Module):
         self.mentor = mentor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both logits side by side, (examples, 2 outputs)."""
+        """FedKD: both logits side by side, (examples, 2 outputs)."""
         return torch.cat([self.mentee(x), self.mentor(x)], 1)
 
 
 def join(mentee: Tree, mentor: Tree) -> Tree:
-    """The tree of a pair."""
+    """FedKD: the tree of a pair of mentee and mentor."""
     pair = {MENTEE + name: value for name, value in mentee.items()}
     pair |= {MENTOR + name: value for name, value in mentor.items()}
     return pair
 
 
 def part(pair: Tree, which: str) -> Tree:
-    """One network's tree of a pair, ``which`` being :data:`MENTEE` or :data:`MENTOR`."""
+    """FedKD: one network's tree of a pair, ``which`` being :data:`MENTEE` or :data:`MENTOR`."""
     mine = {}
     for name, value in pair.items():
         if name.startswith(which):
@@ -284,7 +284,7 @@ SMALLEST_LOSS = 1e-3
 
 
 def divergence(problem: AnyProblem, teacher: Tensor, learner: Tensor, own: Tree) -> Tensor:
-    r"""How far each example's prediction is from a teacher's.
+    r"""FedKD: how far each example's prediction is from a teacher's.
 
     Of classes :math:`KL(p_{teacher} \,\|\, p_{learner})`; of numbers and of several labels, for
     which the paper has no rule, half the squared distance of the outputs.
@@ -338,7 +338,7 @@ class FedKD:
     # ---- the networks ----------------------------------------------------------------------------
 
     def nets(self, net: Net) -> Mapping[str, Net]:
-        """The pair of a mentee and a mentor; the mentee by itself where it is another network."""
+        """FedKD: the pair of a mentee and a mentor; the mentee alone if it is another network."""
         if not self.distil:
             return {}
         # From torch's generator, which the run has seeded.
@@ -457,7 +457,10 @@ class FedKD:
 
     @property
     def paper_at_most(self) -> bool:
-        """Whether the paper's count is an upper bound, as where ranks follow from training."""
+        """FedKD: whether the paper's count of bytes is an upper bound only.
+
+        It is one if ranks follow from training.
+        """
         return not self.energy.is_all
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
@@ -466,12 +469,12 @@ class FedKD:
 
 
 def mentee_of(net: Net) -> Net:
-    """The network that travels: the one named "mentee", or the run's."""
+    """FedKD: the network that travels: the one named "mentee", or the run's."""
     return net.nets.get("mentee", net.nets["model"])
 
 
 def recovered(give: Mapping[str, Packet], model: Tree) -> Tree:
-    """A client's mentee: s + U S V where factors came, and the rest as it came."""
+    """FedKD: a client's mentee: s + U S V where factors came, and the rest as it came."""
     mentee = dict(give["model"].values)
     if "u" not in give:
         return mentee
@@ -484,7 +487,7 @@ def recovered(give: Mapping[str, Packet], model: Tree) -> Tree:
 
 
 def begin_pair(carry: Carry, client: Client) -> Carry:
-    """The mentee as it came, next to the client's mentor.
+    """FedKD: the carry gets the mentee as it came, next to the client's mentor.
 
     A mentor starts at the mentee, or where that is another network at its own start.
     """
@@ -497,13 +500,13 @@ def begin_pair(carry: Carry, client: Client) -> Carry:
 
 
 def part_ways(carry: Carry, client: Client) -> Carry:
-    """The two networks by themselves again, trained."""
+    """FedKD: after training, mentee and mentor are two networks again."""
     local = trees.pick(part(carry["pair"], MENTEE), carry["model"])
     return {**carry, "local": local, "mentor": part(carry["pair"], MENTOR)}
 
 
 def use_mentee(carry: Carry, client: Client) -> Carry:
-    """The client uses what it was sent."""
+    """FedKD: the client uses the mentee it was sent."""
     rest = dict(carry)
     # Taken out, so that old and new clients are scored at once.
     rest.pop("mentor", None)
@@ -511,7 +514,7 @@ def use_mentee(carry: Carry, client: Client) -> Carry:
 
 
 def use_mentor(carry: Carry, client: Client) -> Carry:
-    """The client uses its mentor; before it has one, the mentee, or else the network's start."""
+    """FedKD: the client uses its mentor, or else the mentee, or else the network's start."""
     rest = dict(carry)
     # Taken out, so that old and new clients are scored at once.
     own = rest.pop("mentor", carry.get("model", client.start))

@@ -93,7 +93,9 @@ class LogitCalibration(Objective):
 
 
 def margins(counts: Tensor, is_class: Tensor) -> Tensor:
-    r"""By how much the logit of each class is lowered: :math:`n_c^{-1/4}`; 0 for other outputs.
+    r"""FedLC: how much the logit of each class is lowered: :math:`n_c^{-1/4}`, or 0.
+
+    Outputs that are no class of the client get 0.
 
     >>> margins(torch.tensor([16.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor([  0.5000, 100.0000,   0.0000])

@@ -187,7 +187,7 @@ class ChoosePart:
 
 
 def encoder_names(layout: Layout, share: float) -> tuple[str, ...]:
-    """Parameters and buffers of the first layers, of which no later layer has a part."""
+    """FedLPS: parameters and buffers of the first layers, of which no later layer has a part."""
     first, rest = split_layers(layout, share, "encoder")
     trained: set[str] = set()
     for layer in rest:
@@ -200,7 +200,7 @@ def encoder_names(layout: Layout, share: float) -> tuple[str, ...]:
 
 
 def predictor_groups(net: Net, frozen: Iterable[str]) -> tuple[ChannelGroup, ...]:
-    """The channels that are made behind the encoder: a frozen layer loses none of its own."""
+    """FedLPS: the channels of the predictor; a frozen encoder loses none."""
     fixed = set(frozen)
     found = []
     for group in find_groups(net):
@@ -211,7 +211,7 @@ def predictor_groups(net: Net, frozen: Iterable[str]) -> tuple[ChannelGroup, ...
 
 
 def predictor_size(net: Net, encoder: float, share: float) -> int:
-    """Parameters of the predictor with this share of every layer's channels."""
+    """FedLPS: parameters of the predictor with this share of every layer's channels."""
     frozen = encoder_names(net.layout, encoder)
     groups = predictor_groups(net, frozen)
     # How many channels stay decides the size, not which: the first are as good as any.
@@ -227,5 +227,5 @@ def predictor_size(net: Net, encoder: float, share: float) -> int:
 
 
 def expected_own_part(task: Task, net: Net) -> ExpectedReport:
-    """The predictor as it was sent, under a mask that the client chose."""
+    """FedLPS: the predictor as it was sent, under a mask that the client chose."""
     return ExpectedReport({"model": ExpectedPacket.of(task.send["model"].values, "own")})

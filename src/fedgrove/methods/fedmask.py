@@ -165,7 +165,7 @@ class FedMask(CommonParts):
         return {**rest, "model": model, "model.mask": mask}
 
     def network(self, client: Client) -> Tree:
-        """The weights that masks are of: the network's start, perhaps rescaled."""
+        """FedMask: the weights that masks are of: the network's start, perhaps rescaled."""
         if not self.rescale:
             return client.start
         weights = trees.pick(client.start, client.layout.prunable)
@@ -181,7 +181,7 @@ class FedMask(CommonParts):
 
 
 def hard(score: Tensor) -> Tensor:
-    r""":math:`[\sigma(s) \ge \frac12]`, with the gradient of :math:`\sigma(s)`.
+    r"""FedMask: the bit :math:`[\sigma(s) \ge \frac12]`, with the gradient of :math:`\sigma(s)`.
 
     >>> s = torch.tensor([2.0, 0.0, -2.0], requires_grad=True)
     >>> hard(s)
@@ -195,7 +195,7 @@ def hard(score: Tensor) -> Tensor:
 
 
 def masked_network(params: Tree, carry: Carry) -> Tree:
-    """The weights of the forward pass: those that were drawn, under the mask of the scores."""
+    """FedMask: the weights of the forward pass: the random ones under the scores' mask."""
     weights = trees.pick(carry["frozen"], params)
     for name, part in carry["part"].items():
         # The part is fixed and has no gradient; inside it the scores decide, and learn.
@@ -204,7 +204,7 @@ def masked_network(params: Tree, carry: Carry) -> Tree:
 
 
 def scores_from(own: Tree, server: Mask, scale: float) -> Tree:
-    """The client's own scores, moved a little towards the server's bits.
+    """FedMask: the client's own scores, moved a little towards the server's bits.
 
     A bit does not overrule a score: most clients use most of their part, so that nearly all bits
     are 1, and what a client has turned off would be on again in every round.
@@ -220,7 +220,7 @@ def scores_from(own: Tree, server: Mask, scale: float) -> Tree:
 
 
 def rescaled(weight: Tensor, density: float) -> Tensor:
-    r"""The weight at He's variance for what is left of its inputs: :math:`2 / (\rho\, n_{in})`.
+    r"""FedMask: a weight at He's variance for its remaining inputs: :math:`2 / (\rho\, n_{in})`.
 
     :math:`\rho` -> ``density``, :math:`n_{in}` the inputs of one output. A network's own draw is
     often far smaller, and here nothing but a mask could make up for it.
@@ -237,12 +237,12 @@ def rescaled(weight: Tensor, density: float) -> Tensor:
 
 
 def one_shot(scores: Tree, density: float) -> Mask:
-    """The weights of each layer with the largest scores; of equal ones the first."""
+    """FedMask: the weights of each layer with the largest scores; of equal ones the first."""
     return top(scores, Uniform()(scores, density))
 
 
 def bits(scores: Tree, part: Mask) -> Mask:
-    """The weights in use: a score of 0 or more, within the client's part.
+    """FedMask: the weights in use: a score of 0 or more, within the client's part.
 
     >>> bits({"w": torch.tensor([1.0, -1.0, 1.0])}, {"w": torch.tensor([True, True, False])})
     {'w': tensor([ True, False, False])}
@@ -251,7 +251,10 @@ def bits(scores: Tree, part: Mask) -> Mask:
 
 
 def check_density(weights: Tree, density: float) -> None:
-    """Refuse a density at which a layer keeps no weight, and gives the same for every input."""
+    """FedMask: refuse a density at which a layer keeps no weight.
+
+    Such a layer has the same output for every input.
+    """
     for name, count in Uniform()(weights, density).items():
         size = weights[name].numel()
         # Half a weight is rounded to none, a little more to one.
@@ -264,7 +267,7 @@ def check_density(weights: Tree, density: float) -> None:
 
 
 def majority(votes: Tree) -> Mask:
-    """The weights that at least half of those who may use them do use.
+    """FedMask: the weights that at least half of those who may use them do use.
 
     >>> majority({"w": torch.tensor([0.4, 0.5, 1.0])})
     {'w': tensor([False,  True,  True])}
@@ -276,7 +279,7 @@ def majority(votes: Tree) -> Mask:
 
 
 def send_bits(carry: Carry, client: Client) -> Outcome:
-    """The mask within the client's part; scores and running statistics stay."""
+    """FedMask: the client sends its mask; scores and running statistics stay."""
     memory = {
         "part": carry["part"],
         "scores": carry["scores"],
@@ -287,5 +290,5 @@ def send_bits(carry: Carry, client: Client) -> Outcome:
 
 
 def expected_bits(task: Task, net: Net) -> ExpectedReport:
-    """A bit for every weight, in a part that the client has chosen."""
+    """FedMask: a bit for every weight, in a part that the client has chosen."""
     return ExpectedReport({"bits": ExpectedPacket.of(task.send["bits"].values, "own")})

@@ -116,7 +116,10 @@ class EUCB:
 
     @property
     def remembered(self) -> int:
-        """How many plays still count: older ones weigh less than a millionth, or 10,000 at most."""
+        """FedMP: how many plays of a bandit still count, at most 10,000.
+
+        Older plays weigh less than a millionth.
+        """
         if self.discount == 1:
             return 10_000
         return min(10_000, math.ceil(math.log(1e-6) / math.log(self.discount)))
@@ -133,7 +136,7 @@ class EUCB:
         return low + draw * (high - low)
 
     def bounds(self, edges: Sequence[float], plays: Plays) -> dict[tuple[float, float], float]:
-        """U of every interval: [low, high), or [low, high] for the last one."""
+        """FedMP: the bandit's bound U of every interval: [low, high), the last [low, high]."""
         weights = [self.discount**age for age in reversed(range(len(plays)))]
         total = sum(weights)
         gained = 0.0
@@ -157,7 +160,7 @@ class EUCB:
         return found
 
     def split(self, edges: Sequence[float], played: float) -> tuple[float, ...]:
-        """The edges after a play: one more, unless its interval is short or ends there."""
+        """FedMP: the bandit's edges after a play: one more, unless its interval is too short."""
         for low, high in pairwise(edges):
             is_inside = low < played < high
             if is_inside and high - low > self.finest:
@@ -228,7 +231,10 @@ class FedMP(CommonParts):
         return tasks
 
     def ratio(self, state: State, client: int) -> float:
-        """What a client's bandit plays in this round; every call in one round gives one number."""
+        """FedMP: the pruning ratio that a client's bandit plays in this round.
+
+        Every call in one round gives one number.
+        """
         edges = state.edges.get(client, (0.0, self.most))
         # Drawn from round and client, since `fold` needs the number that `plan` played.
         generator = torch_rng(self.draw, state.round, client, "ratio")
@@ -305,7 +311,7 @@ class FedMP(CommonParts):
 
 
 def seconds(info: ClientInfo, macs: int, params: int, epochs: int) -> float:
-    r"""How long a round takes a client: computing, and the sub-model down and up.
+    r"""FedMP: how long a round takes a client: computing, and the sub-model down and up.
 
     :math:`3\, m\, n\, E / v + 32\, p / b_{down} + 32\, p / b_{up}`: :math:`m` -> ``macs`` of a
     forward pass, and as much twice for the way back, :math:`n` examples, :math:`E` -> ``epochs``,
@@ -322,14 +328,14 @@ def seconds(info: ClientInfo, macs: int, params: int, epochs: int) -> float:
 
 
 def mean_loss(losses: Mapping[int, tuple[int, float]]) -> float:
-    """The mean over clients, weighted by examples, in whatever order they answered."""
+    """FedMP: the mean loss over clients, weighted by examples, in any order of answers."""
     # fsum rounds once, at the end: the order of reports does not matter.
     total = math.fsum(examples for examples, _ in losses.values())
     return math.fsum(examples * loss for examples, loss in losses.values()) / total
 
 
 def rewarded(drop: float, times: Mapping[int, float]) -> dict[int, float]:
-    """What each client's play gained: the drop of the loss over its distance from the mean time.
+    """FedMP: each client's reward: the drop of the loss over its distance from the mean time.
 
     >>> rewarded(0.5, {0: 1.0, 1: 3.0, 2: 2.0})
     {0: 1.0, 1: 1.0, 2: 5.0}
@@ -345,12 +351,12 @@ def rewarded(drop: float, times: Mapping[int, float]) -> dict[int, float]:
 
 
 def losses_of(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-    """The summed loss of a batch, and its examples."""
+    """FedMP: the summed loss of a batch, and its number of examples."""
     outputs = net(params, batch.x, train=False).logits
     losses = net.problem.losses(outputs, batch.y, carry.get("client", {}))
     return {"loss": (losses * batch.weight).sum(), "examples": batch.weight.sum()}
 
 
 def expected_time(task: Task, net: Net) -> ExpectedReport:
-    """The sub-model as it was sent, and the seconds it took."""
+    """FedMP: the sub-model as it was sent, and the seconds it took."""
     return replace(expected_as_sent(task, net), metrics={"seconds": (0.0, LONGEST_ROUND)})

@@ -63,7 +63,7 @@ class NotTrueDistillation(Objective):
         check(self.tau > 0, "tau", self.tau, "above 0")
 
     def more_macs(self, net: Net, forward: int) -> int:
-        """A pass of the teacher."""
+        """FedNTD: the multiply-accumulates of the teacher's pass."""
         return forward
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
@@ -79,7 +79,7 @@ class NotTrueDistillation(Objective):
 def not_true_divergence(
     student: Tensor, teacher: Tensor, y: Tensor, own: Tensor, tau: float | Tensor
 ) -> Tensor:
-    """KL(teacher | student) of each example over the classes in ``own`` except its true one, y."""
+    """FedNTD: KL(teacher | student) of each example over all ``own`` classes but the true one."""
     classes = torch.arange(student.shape[1], device=student.device)
     # (n, classes): one row per example, without its true class.
     allowed = own & (classes != y.unsqueeze(1))

@@ -143,7 +143,7 @@ class FedPAQ(FedAvg):
 
 
 def as_model(report: Report, model: Tree) -> Report:
-    """A report of an update as one of a model: the model that was sent, plus the update.
+    """FedPAQ: a report of an update as one of a model: the model that was sent, plus the update.
 
     The mean of these is the model plus the mean update, and every rule of averaging takes it.
     """

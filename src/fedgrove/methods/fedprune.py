@@ -212,7 +212,7 @@ class FedPrune(CommonParts):
 
 
 def scheduled(density: float, step: int, steps: int, weights: int) -> int:
-    r"""How many weights stay at a step: :math:`d\,(1 - (1 - \rho)\, s / n)`.
+    r"""PruneFL: how many weights stay at a step: :math:`d\,(1 - (1 - \rho)\, s / n)`.
 
     :math:`\rho` -> ``density``, :math:`s` -> ``step``, counted from 1, :math:`n` -> ``steps``,
     :math:`d` -> ``weights``.
@@ -224,7 +224,7 @@ def scheduled(density: float, step: int, steps: int, weights: int) -> int:
 
 
 def protected(weights: Mapping[str, Tensor], used: Mapping[str, Tensor], contested: float) -> Mask:
-    """The weights in use that no pruned one may replace: the largest of every layer.
+    """PruneFL: the weights in use that no pruned one may replace: the largest of every layer.
 
     >>> used = {"w": torch.tensor([True, True, True, False])}
     >>> protected({"w": torch.tensor([1.0, -3.0, 2.0, 0.0])}, used, contested=0.5)
@@ -256,7 +256,7 @@ class SquaredGradient:
 
 
 def send_importance(carry: Carry, client: Client) -> Outcome:
-    """What was trained, and the mean of the squared gradients."""
+    """PruneFL: what was trained, and the mean of the squared gradients."""
     examples = len(client.data.train)
     importance = trees.map(lambda sums: sums / examples, carry["importance"])
     packets = {**send_sparse(carry, client).give, "importance": scores_packet(importance)}
@@ -264,7 +264,7 @@ def send_importance(carry: Carry, client: Client) -> Outcome:
 
 
 def expected_importance(task: Task, net: Net) -> ExpectedReport:
-    """The model as it was sent, and a number for every prunable weight."""
+    """PruneFL: the model as it was sent, and a number for every prunable weight."""
     return ExpectedReport(
         {**expected_as_sent(task, net).packets, "importance": expected_scores(net)}
     )

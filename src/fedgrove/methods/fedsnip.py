@@ -148,19 +148,19 @@ class FedSNIP(CommonParts):
 
 
 def send_sensitivity(carry: Carry, client: Client) -> Outcome:
-    """The sensitivity of every prunable weight."""
+    """FedSNIP: the sensitivity of every prunable weight."""
     gradient = carry["gradient"]
     scores = sensitivity(trees.pick(client.start, gradient), gradient)
     return Outcome({"sensitivity": scores_packet(scores)})
 
 
 def expected_sensitivity(task: Task, net: Net) -> ExpectedReport:
-    """A number for every prunable weight."""
+    """FedSNIP: a number for every prunable weight."""
     return ExpectedReport({"sensitivity": expected_scores(net)})
 
 
 def sensitivity(params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Tree:
-    r"""SNIP (Lee et al. 2019, Eq. 5): :math:`s_j = |w_j g_j| / \sum_u |w_u g_u|`.
+    r"""FedSNIP: the sensitivity :math:`s_j = |w_j g_j| / \sum_u |w_u g_u|` (Lee et al., Eq. 5).
 
     0 where every product is.
 

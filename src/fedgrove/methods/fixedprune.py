@@ -74,7 +74,7 @@ class FixedPrune(CommonParts):
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
 
     def prune(self, model: Tree, prunable: Iterable[str]) -> Packet:
-        """The model with the largest weights of each layer, and the mask of these."""
+        """FixedPrune: the model with the largest weights of each layer, and the mask of these."""
         scores = self.score(trees.pick(model, prunable))
         mask = top(scores, self.allocation(scores, self.density))
         return Packet(trees.apply_mask(model, mask), mask)

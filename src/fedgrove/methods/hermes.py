@@ -131,7 +131,7 @@ class Hermes(CommonParts):
 
     @property
     def schedule(self) -> tuple[float, ...]:
-        """The densities of stage 1."""
+        """Hermes: the densities of stage 1, round by round."""
         return stepwise(self.density) if self.densities is None else self.densities
 
     # ---- the server ------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class Losses:
 
     @property
     def passes(self) -> int:
-        """Each model runs once."""
+        """IFCA: each model runs once."""
         return self.models
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
@@ -148,11 +148,11 @@ class Losses:
 
 
 def choose(carry: Carry, client: Client) -> Carry:
-    r""":math:`\arg\min_j L_k(w^j)` becomes ``carry["model"]``; of equal ones the first."""
+    r"""IFCA: :math:`\arg\min_j L_k(w^j)` becomes ``carry["model"]``; of equal ones the first."""
     j = int(carry["losses"]["loss"].argmin())
     return {**carry, "model": carry[f"model{j}"], "choice": {"group": torch.tensor(j)}}
 
 
 def send_choice(carry: Carry, client: Client) -> Outcome:
-    """Send the trained model, and which model it was."""
+    """IFCA: send the trained model, and which model it was."""
     return Outcome({"model": Packet(carry["local"])}, {"group": float(carry["choice"]["group"])})

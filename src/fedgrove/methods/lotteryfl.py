@@ -202,18 +202,18 @@ class LotteryFL(CommonParts):
 
 
 def scores(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-    """What the metric is computed from, of one batch."""
+    """LotteryFL: the sums of one batch that a ticket's metric is computed from."""
     outputs = net(params, batch.x, train=False).logits
     return net.problem.sums(outputs, batch.y, batch.weight, carry.get("client", {}))
 
 
 def send_ticket(carry: Carry, client: Client) -> Outcome:
-    """What was trained, under the client's own ticket."""
+    """LotteryFL: what was trained, under the client's own ticket."""
     return Outcome({"model": Packet(carry["local"], carry.get("ticket.mask"))})
 
 
 def packed(mask: Mapping[str, Tensor]) -> Tensor:
-    """A mask as bits, eight weights a byte.
+    """LotteryFL: a client's ticket (its mask) as bits, eight weights per byte.
 
     >>> packed({"a": torch.tensor([True, False, True]), "b": torch.ones(6, dtype=torch.bool)})
     tensor([191, 128], dtype=torch.uint8)
@@ -222,6 +222,6 @@ def packed(mask: Mapping[str, Tensor]) -> Tensor:
 
 
 def unpacked(bits: Tensor, like: Mapping[str, Tensor]) -> Mask:
-    """The inverse of :func:`packed`: names and shapes as in ``like``."""
+    """LotteryFL: undo :func:`packed`, with names and shapes as in ``like``."""
     flags = np.unpackbits(bits.numpy(), count=trees.size(like))
     return trees.unflatten(torch.from_numpy(flags).bool(), like)

@@ -67,7 +67,7 @@ class ModelContrast(Objective):
         check(self.tau > 0, "tau", self.tau, "above 0")
 
     def more_macs(self, net: Net, forward: int) -> int:
-        """A pass of each of the other two models."""
+        """MOON: the multiply-accumulates of passes of the other two models."""
         return 2 * forward
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
@@ -81,13 +81,13 @@ class ModelContrast(Objective):
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float | Tensor) -> Tensor:
-    """The loss of each example (Li et al. 2021, Eq. 3)."""
+    """MOON: the contrastive loss of each example (Li et al. 2021, Eq. 3)."""
     # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a)), which does not overflow.
     return F.softplus((cosine(z, far) - cosine(z, near)) / tau)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """The cosine of each pair of rows; 0 where one of them is 0.
+    """MOON: the cosine of each pair of features; 0 if one of them is 0.
 
     >>> cosine(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [1.0, 1.0]]))
     tensor([0.6000, 0.0000])
@@ -99,7 +99,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def features_of(out: Output) -> Tensor:
-    """The input of the last linear layer; a network without one is refused."""
+    """MOON: the input of the last linear layer; a network without one is refused."""
     if out.features is None:
         raise InputError(
             "the network has no linear layer, and so no features in front of one; take a net that "
@@ -109,7 +109,7 @@ def features_of(out: Output) -> Tensor:
 
 
 def check_has_features(layout: Layout) -> None:
-    """Refuse a network without a last linear layer, before anything is trained."""
+    """MOON: refuse a network without a last linear layer, before anything is trained."""
     if layout.head_layer is None:
         raise UnfitError(
             "its features are the input of the last linear layer, and it has none. Take a net that "
@@ -142,10 +142,10 @@ class MOON(FedAvg):
 
 
 def begin_previous(carry: Carry, client: Client) -> Carry:
-    """A client that never trained takes the model it got for its last one."""
+    """MOON: a client that never trained takes the model it got for its last one."""
     return {"previous": carry["model"], **carry}
 
 
 def send_and_keep(carry: Carry, client: Client) -> Outcome:
-    """Send what was trained, and keep it to be contrasted with."""
+    """MOON: send what was trained, and keep it to be contrasted with."""
     return Outcome({"model": Packet(carry["local"])}, memory={"previous": carry["local"]})

@@ -76,7 +76,7 @@ BLOCK = 64
 
 
 def block_of(size: int, dtype: torch.dtype) -> Tensor:
-    """The Hadamard matrix of a size that is a power of two.
+    """pFed1BS: the Hadamard matrix of a size that is a power of two.
 
     >>> block_of(2, torch.int64)
     tensor([[ 1,  1],
@@ -92,7 +92,7 @@ def block_of(size: int, dtype: torch.dtype) -> Tensor:
 
 
 def hadamard(x: Tensor, block: Tensor) -> Tensor:
-    """The product of the Hadamard matrix with a vector whose length is a power of two.
+    """pFed1BS: the product of the Hadamard matrix with a vector whose length is a power of two.
 
     ``block`` is a smaller such matrix: the whole one is a Kronecker product of it with itself.
 
@@ -110,7 +110,7 @@ def hadamard(x: Tensor, block: Tensor) -> Tensor:
 
 
 def projection(numbers: int, rows: int, dtype: torch.dtype) -> Tree:
-    """D, S and a block of H: the projection to ``rows`` rows; equal on all sides.
+    """pFed1BS: D, S and a block of H: the projection to ``rows`` rows; equal on all sides.
 
     They are drawn once and for all: nothing has to be sent.
     """
@@ -123,7 +123,7 @@ def projection(numbers: int, rows: int, dtype: torch.dtype) -> Tree:
 
 
 def project(projection: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The projections of a vector: Phi x."""
+    """pFed1BS: the projections of a vector: Phi x."""
     rows = projection["rows"]
     length = 1 << (x.shape[-1] - 1).bit_length()
     padded = functional.pad(x * projection["signs"], (0, length - x.shape[-1]))
@@ -132,12 +132,12 @@ def project(projection: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def rows_of(numbers: int, share: float) -> int:
-    """How many bits a sketch of n numbers has."""
+    """pFed1BS: how many bits a sketch of n numbers has."""
     return max(1, round(share * numbers))
 
 
 def one_bit(projected: Tensor) -> Tensor:
-    """The signs, as booleans: a 0 counts as positive, so that one bit is enough."""
+    """pFed1BS: the signs, as booleans: a 0 counts as positive, so that one bit is enough."""
     return projected >= 0
 
 
@@ -265,5 +265,5 @@ class PFed1BS(CommonParts):
 
 
 def signs_of(bits: Mapping[str, torch.Tensor]) -> Tree:
-    """Bits as 1 and -1."""
+    """pFed1BS: bits as 1 and -1."""
     return trees.map(lambda bit: 2.0 * bit - 1.0, bits)

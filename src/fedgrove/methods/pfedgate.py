@@ -86,13 +86,15 @@ class Cut:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many numbers each block has."""
+        """pFedGate: how many numbers each block has."""
         last = torch.Size(self.shape).numel() - self.size * (self.count - 1)
         return (self.size,) * (self.count - 1) + (last,)
 
 
 def cuts(layout: Layout, count: int) -> tuple[Cut, ...]:
-    """All prunable weights in ``count`` blocks each; in fewer where they have fewer numbers.
+    """pFedGate: all prunable weights cut into ``count`` blocks each, or fewer.
+
+    A weight with fewer numbers has fewer blocks.
 
     25 numbers in 10 blocks: of ceil(25 / 10) = 3 numbers, which makes 9, the last with 1.
     """
@@ -109,7 +111,7 @@ def cuts(layout: Layout, count: int) -> tuple[Cut, ...]:
 
 
 def sizes_of(blocks: Sequence[Cut]) -> tuple[int, ...]:
-    """The numbers of all blocks in order."""
+    """pFedGate: the numbers of all blocks in order."""
     sizes: list[int] = []
     for cut in blocks:
         sizes += cut.sizes
@@ -117,7 +119,10 @@ def sizes_of(blocks: Sequence[Cut]) -> tuple[int, ...]:
 
 
 def check_budget(blocks: Sequence[Cut], budget: float) -> None:
-    """Refuse a budget that does not hold the first block of each weight, which always stays."""
+    """pFedGate: refuse a budget too small for the first block of each weight.
+
+    That block always stays.
+    """
     least = sum(cut.sizes[0] for cut in blocks)
     total = sum(sizes_of(blocks))
     if budget * total < least:
@@ -128,7 +133,7 @@ def check_budget(blocks: Sequence[Cut], budget: float) -> None:
 
 
 def chosen(scores: Tensor, blocks: Sequence[Cut], budget: float) -> Tensor:
-    r"""The blocks in use, as booleans: greedy in :math:`score_i / size_i` while they fit.
+    r"""pFedGate: the blocks in use, as booleans: greedy in :math:`score_i / size_i` while they fit.
 
     :math:`\max \sum_i m_i s_i` with :math:`\sum_i m_i size_i \le budget \sum_i size_i`. The first
     block of each weight comes before all others, so that no layer is cut off. A block that does not
@@ -161,12 +166,12 @@ def _sizes_on(device: torch.device, cut: Cut) -> Tensor:
 
 
 def blocks_in(blocks: Sequence[Cut]) -> range:
-    """The numbers of all blocks."""
+    """pFedGate: how many numbers all blocks have."""
     return range(sum(cut.count for cut in blocks))
 
 
 def spread_out(values: Tensor, blocks: Sequence[Cut]) -> Tree:
-    """One value for each block as one for each weight, by name."""
+    """pFedGate: one value for each block as one for each weight, by name."""
     tree: Tree = {}
     for cut in blocks:
         numbers = torch.Size(cut.shape).numel()
@@ -176,7 +181,7 @@ def spread_out(values: Tensor, blocks: Sequence[Cut]) -> Tree:
 
 
 def block_mask(scores: Tensor, blocks: Sequence[Cut], budget: float) -> Mask:
-    """The weights in use by these scores."""
+    """pFedGate: the mask of the weights in the blocks that these scores choose."""
     return spread_out(chosen(scores, blocks, budget), blocks)
 
 
@@ -192,13 +197,13 @@ class GatingLayer(nn.Module):
         self.linear = nn.Linear(features, blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores before the sigmoid, (examples, blocks)."""
+        """pFedGate: the scores before the sigmoid, (examples, blocks)."""
         logits: Tensor = self.linear(self.norm(x.flatten(1)))
         return logits
 
 
 def batch_scores(logits: Tensor, weight: Tensor) -> Tensor:
-    """The mean over a batch of the sigmoid of each example's scores, padding left out."""
+    """pFedGate: the mean over a batch of the sigmoid of each example's scores, padding left out."""
     return (torch.sigmoid(logits) * weight[:, None]).sum(0) / weight.sum()
 
 
@@ -215,7 +220,7 @@ class GatedLoss(Objective):
     budget: float
 
     def more_macs(self, net: Net, forward: int) -> int:
-        """A gradient through the model, in addition to that of the gating layer."""
+        """pFedGate: a gradient through the model, in addition to that of the gating layer."""
         return GRADIENT_PASSES * net.nets["model"].layout.macs
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
@@ -235,7 +240,7 @@ class GatedLoss(Objective):
 
 
 def summed_scores(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-    """For a Measure: the sum over examples of the scores, and how many examples."""
+    """pFedGate: the sum over examples of the gates' scores, and how many examples."""
     logits = net(params, batch.x, train=False).logits
     scores = torch.sigmoid(logits) * batch.weight[:, None]
     return {"sum": scores.sum(0), "examples": batch.weight.sum()}
@@ -261,11 +266,11 @@ class PFedGate(CommonParts):
 
     @property
     def gates(self) -> bool:
-        """Whether there is anything to choose."""
+        """pFedGate: whether there are any blocks to choose."""
         return self.budget < 1
 
     def nets(self, net: Net) -> Mapping[str, Net]:
-        """The gating layer; every client's starts alike, from the run's seed."""
+        """pFedGate: the gating layer; every client's starts alike, from the run's seed."""
         if not self.gates:
             return {}
         # Before a layer of no gates is made, of which torch warns.
@@ -344,7 +349,7 @@ class PFedGate(CommonParts):
 
 
 def begin_gate(carry: Carry, client: Client) -> Carry:
-    """A client's gating layer as it left it; at first as all begin."""
+    """pFedGate: a client's gating layer as it left it; at first as all begin."""
     rest = dict(carry)
     # What an earlier round chose by: taken out, so that old and new clients train at once.
     rest.pop("scores", None)
@@ -354,13 +359,13 @@ def begin_gate(carry: Carry, client: Client) -> Carry:
 
 
 def send_blocks(carry: Carry, client: Client) -> Outcome:
-    """The trained blocks under their mask; the gating layer and its scores stay."""
+    """pFedGate: the trained blocks under their mask; the gating layer and its scores stay."""
     packet = Packet(carry["local"], carry["chosen"])
     return Outcome({"model": packet}, memory={"gate": carry["gate"], "scores": carry["scores"]})
 
 
 def recovered(packet: Packet, model: Tree) -> Tree:
-    """A client's model, with the server's own values in the blocks that it did not use."""
+    """pFedGate: a client's model, with the server's values in the blocks it did not use."""
     whole = dict(packet.values)
     for name, mask in (packet.mask or {}).items():
         whole[name] = torch.where(mask, whole[name], model[name].to(whole[name].dtype))

@@ -57,7 +57,7 @@ class QFedCG(FedAvg):
 
     @property
     def compresses(self) -> bool:
-        """Whether anything is left out of an update, or rounded."""
+        """QFedCG: whether anything is left out of an update, or rounded."""
         return self.share < 1 or self.bits < WHOLE
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
@@ -86,7 +86,7 @@ class QFedCG(FedAvg):
         return Outcome({"update": Packet({**update, **self.compressed(params)})})
 
     def compressed(self, update: Tree) -> Tree:
-        """The update that travels."""
+        """QFedCG: the compressed update that travels."""
         kept = largest_of(update, self.share)
         if self.bits == WHOLE:
             return kept
@@ -104,7 +104,7 @@ class QFedCG(FedAvg):
 
 
 def largest_of(update: Tree, share: float) -> Tree:
-    """The ``share`` of all values with the largest magnitudes, over all layers; the rest is 0.
+    """QFedCG: the ``share`` of an update's values with the largest magnitudes; the rest is 0.
 
     At least one value; of equal ones the first.
 

@@ -82,7 +82,7 @@ _NETS = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the built-in networks."""
+    """Return the names of the built-in networks (nets)."""
     return tuple(_NETS)
 
 

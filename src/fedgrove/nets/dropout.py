@@ -50,7 +50,7 @@ class Dropout(nn.Module):
         """What is kept is multiplied by this."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop values in train mode; in eval mode return ``x`` itself."""
+        """Drop a layer's values in train mode; in eval mode return ``x`` itself."""
         if not self.training or not self.drops:
             return x
         if x.numel() < LEAST_NUMBERS or not is_plain(x):
@@ -59,7 +59,7 @@ class Dropout(nn.Module):
         return kept * self.scale
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Draw signed 16-bit integers, all equally likely."""
+        """Draw signed 16-bit integers for dropout, all equally likely."""
         n = math.prod(shape)
         try:
             noise = noise_of(draw_seed(), n)
@@ -69,12 +69,12 @@ class Dropout(nn.Module):
         return noise.to(dtype).view(shape)
 
     def extra_repr(self) -> str:
-        """Return what print shows."""
+        """Return what print shows of the dropout layer."""
         return f"p={self.p}"
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether ``x`` is on a CPU, in a type that can represent all 16-bit integers.
+    """Return whether dropout can be fast: ``x`` on a CPU, in a type with all 16-bit integers.
 
     On a GPU random bits take little time, and kernels of another kind are fast.
     """
@@ -93,12 +93,12 @@ _generator = _Generator()
 
 
 def draw_seed() -> Seed:
-    """Draw a seed for :func:`noise_of` from torch's default generator."""
+    """Draw the seed of a dropout layer's noise from torch's default generator."""
     return _random_words(4).numpy().view(np.uint64)
 
 
 def noise_of(seed: Seed, n: int) -> Tensor:
-    """Return n signed 16-bit integers, all equally likely; a function of the seed."""
+    """Return a dropout layer's noise from its seed: n signed 16-bit integers."""
     _generator.bits.state = {
         "bit_generator": "SFC64",
         "state": {"state": seed},

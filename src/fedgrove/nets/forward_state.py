@@ -26,7 +26,9 @@ Location = tuple[nn.Module, str]
 def find_changed_state(
     module: nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
-    """Return the names of buffers and attributes that forward passes change, except ``tensors``.
+    """Return which buffers and attributes of a network its forward passes change.
+
+    Those in ``tensors`` are left out.
 
     Tried on a copy, in both modes and on batches of two sizes; a pass that fails is ignored.
     """
@@ -98,14 +100,14 @@ def _is_same(before: Any, after: Any) -> bool:
 
 
 def locate(module: nn.Module, name: str) -> Location:
-    """Find where a buffer or an attribute is kept."""
+    """Find where a network keeps a buffer or an attribute."""
     path, _, key = name.rpartition(".")
     return module.get_submodule(path), key
 
 
 @contextmanager
 def restore_state(locations: list[Location]) -> Iterator[None]:
-    """Replace state by copies of it for a while, and restore it afterwards."""
+    """Replace a network's state by copies of it for a while, and restore it afterwards."""
     before: list[tuple[dict[str, Any], str, Any]] = []
     for part, key in locations:
         # Looked up every time: a copied module has other dictionaries.

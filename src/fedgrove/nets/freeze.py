@@ -46,7 +46,9 @@ def freeze(module: nn.Module, shape: tuple[int, ...], share: float) -> None:
 def split_layers(
     layout: Layout, share: float, field: str
 ) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
-    """Split the layers into the frozen ones and the rest, which begins with the first trained one.
+    """Split a network's layers into the frozen ones and the rest.
+
+    The rest begins with the first layer that is trained.
 
     This is what "the first quarter of the layers" means everywhere; :func:`freeze` explains
     how layers are counted.
@@ -82,7 +84,7 @@ def split_layers(
 
 
 def check_frozen_share(share: float) -> None:
-    """Refuse a share that would leave nothing to train."""
+    """Refuse to freeze a share of a network's layers that would leave nothing to train."""
     check(0 <= share < 1, "freeze", share, "a share of the layers: 0 or more, and below 1")
 
 

@@ -43,7 +43,7 @@ class Layer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its parameters, then its buffers."""
+        """The layer's parameters, then its buffers."""
         return self.params + self.buffers
 
 
@@ -124,7 +124,7 @@ class Layout:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter and buffer, in that order; a copy."""
+        """The shape of every parameter and buffer of the network, in that order; a copy."""
         return dict(self.named_shapes)
 
     @property
@@ -205,7 +205,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of parameters; buffers are not counted."""
+        """The number of parameters of the network; buffers are not counted."""
         return self.count(self.params)
 
     @property
@@ -225,7 +225,7 @@ class Layout:
 
     @property
     def param_bytes(self) -> int:
-        """The size of the parameters in float32."""
+        """The size of the network's parameters in float32."""
         return FLOAT_BYTES * self.size
 
     def first(self, n: int) -> tuple[str, ...]:
@@ -256,7 +256,7 @@ class Layout:
         return 1 - pruned / self.prunable_size
 
     def memory(self, batch: int, optimiser_slots: int) -> int:
-        """Estimate the bytes of one training step, all in float32.
+        """Estimate the bytes of one training step of the network, all in float32.
 
         (2 + s)·d + a·B numbers: d parameters, their gradients, s optimiser slots (SGD 0, with
         momentum 1, Adam 2), and the a activations of B samples; what is frozen counts once. Real
@@ -268,7 +268,7 @@ class Layout:
         return FLOAT_BYTES * (trained + self.frozen_size + self.activations * batch)
 
     def count(self, which: Iterable[str]) -> int:
-        """Count the elements of the tensors called ``which``."""
+        """Count the elements of the network's tensors called ``which``."""
         shapes = self.shapes
         total = 0
         for name in which:

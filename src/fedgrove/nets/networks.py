@@ -43,7 +43,7 @@ class GlorotConv2d(nn.Conv2d):
     """A convolution that starts as TensorFlow's do: Glorot uniform weights, zero biases."""
 
     def reset_parameters(self) -> None:
-        """Draw the weights."""
+        """Draw the convolution's weights."""
         draw_glorot(self)
 
 
@@ -51,7 +51,7 @@ class GlorotLinear(nn.Linear):
     """A linear layer that starts as TensorFlow's do: Glorot uniform weights, zero biases."""
 
     def reset_parameters(self) -> None:
-        """Draw the weights."""
+        """Draw the linear layer's weights."""
         draw_glorot(self)
 
 
@@ -245,7 +245,7 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(OrderedDict(conv=conv, norm=make_norm(norm, out)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ReLU(x' + F(x))."""
+        """Return ReLU(x' + F(x)), the output of a residual block."""
         y = F.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         return F.relu(y + self.shortcut(x))

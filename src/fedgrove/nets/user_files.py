@@ -33,17 +33,17 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def is_file_spec(text: str) -> bool:
-    """Return whether ``text`` names a file and a class in it."""
+    """Return whether ``text`` names a user's file and a network class in it."""
     return ".py:" in text or text.endswith(".py")
 
 
 def find_user_file(cls: type) -> UserFile | None:
-    """Return the user's file that a class was imported from; None if it is from elsewhere."""
+    """Return the user's file that a network or method class came from, or None."""
     return _FILES.get(cls.__module__)
 
 
 def find_files_in_pickle(pickled: bytes) -> list[Path]:
-    """Return the files whose classes pickled bytes name; another process imports them first."""
+    """Return the user's files whose classes pickled bytes name; another process imports them."""
     files = []
     for name, file in _FILES.items():
         if name.encode() in pickled:
@@ -88,7 +88,7 @@ def find_net_class(spec: str) -> type[nn.Module]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file as a module.
+    """Import a user's file of networks or methods as a module.
 
     Its name is made from the file's text: equal text is imported once, under one name in every
     process, so that instances of its classes are of one type and can be pickled.

@@ -118,7 +118,7 @@ class Field(NamedTuple):
 
     @property
     def is_required(self) -> bool:
-        """Whether it has no default."""
+        """Whether the option has no default."""
         return self.default is dataclasses.MISSING
 
     def describe_default(self) -> str:
@@ -170,7 +170,7 @@ class Field(NamedTuple):
 
 @functools.cache
 def options_of(cls: type) -> dict[str, Field]:
-    """The options of a class by name, in the order in which Python takes them."""
+    """Return the options of a class by name, in the order in which Python takes them."""
     found = {}
     for each in dataclasses.fields(cls):
         if "option" in each.metadata:
@@ -227,20 +227,20 @@ TYPE_NAMES: dict[Any, str] = {
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; any other type is its own only one."""
+    """Return the alternatives of an option's union type; any other type is its only one."""
     is_union = get_origin(hint) in (Union, UnionType)
     return get_args(hint) if is_union else (hint,)
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether values of a type are numbers, text, or tuples of these."""
+    """Whether an option's values are numbers, text, or tuples of these."""
     if get_origin(hint) is tuple:
         return all(is_plain(item) for item in get_args(hint) if item is not ...)
     return hint in TYPE_NAMES or hint is Any or get_origin(hint) is Literal
 
 
 def describe_type(hint: Any) -> str:
-    """A plain type in words.
+    """Describe the plain type of an option for help.
 
     >>> describe_type(float), describe_type(tuple[int, ...])
     ('a number', 'whole numbers separated by commas')
@@ -270,7 +270,7 @@ def describe_alternatives(hint: Any) -> str:
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` in a type, from what was given in Python, typed, or read from a file.
+    """Return an option's ``value`` in a type, from Python, the command line or a file.
 
     Args:
         name: The name of the option, for the error.
@@ -290,7 +290,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def find_value(value: Any, hint: Any) -> Any:
-    """Return ``value`` in a type; raises ValueError if it is not of the type."""
+    """Return an option's ``value`` in a type; raises ValueError if it is not of the type."""
     alternatives = members(hint)
     if Any in alternatives or (value is None and type(None) in alternatives):
         return value
@@ -347,7 +347,7 @@ class Options:
     """Inherited options that the command does not take."""
 
     def check(self) -> None:
-        """Refuse everything that is wrong at once."""
+        """Refuse all options that are wrong at once."""
         if self.mistakes:
             raise together(self.mistakes)
 

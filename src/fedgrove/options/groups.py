@@ -33,7 +33,7 @@ NORM_BOUND = 100.0
 
 
 def parse_seeds(text: str) -> int | tuple[int, ...]:
-    """The number of seeds, or the seeds themselves, separated by commas.
+    """Parse the option seeds: their number, or the seeds themselves, separated by commas.
 
     >>> parse_seeds("3"), parse_seeds("3,5,7"), parse_seeds("4,")
     (3, (3, 5, 7), (4,))
@@ -47,7 +47,7 @@ def parse_seeds(text: str) -> int | tuple[int, ...]:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """A shape.
+    """Parse an option that is a shape.
 
     >>> parse_shape("1x28x28")
     (1, 28, 28)
@@ -58,7 +58,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def parse_names(text: str) -> list[str]:
-    """Names separated by commas.
+    """Parse an option of names separated by commas.
 
     >>> parse_names("fedavg, ditto")
     ['fedavg', 'ditto']
@@ -67,7 +67,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def parse_bound(text: str) -> float:
-    """A number, or off."""
+    """Parse an option that is a number, or off."""
     return 0.0 if text.lower() == "off" else float(text)
 
 
@@ -80,12 +80,12 @@ def _is_above_zero(value: float) -> bool:
 
 
 def has_seeds(seeds: int | Sequence[int]) -> bool:
-    """Whether there is one seed or more."""
+    """Whether an option has one seed or more."""
     return seeds > 0 if isinstance(seeds, int) else len(seeds) > 0
 
 
 def are_lengths(lengths: Sequence[int]) -> bool:
-    """Whether these are numbers of epochs, one or more."""
+    """Whether an option has numbers of epochs, one or more."""
     return bool(lengths) and min(lengths) >= 0
 
 

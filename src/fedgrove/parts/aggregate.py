@@ -24,7 +24,7 @@ class Average(Protocol):
     def add(
         self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Add one client's tree.
+        """Add one client's tree to an average under way.
 
         Where the mask is false the client does not have the coordinate; it has all of a leaf that
         the mask does not name, and nothing of one that the tree leaves out. A client of weight 0
@@ -42,7 +42,7 @@ class Averaging(Protocol):
     """A rule by which trees are averaged: a frozen dataclass, the field ``mean`` of methods."""
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A new average.
+        """Start a new average of clients' trees.
 
         ``previous`` is the model that clients started from. None stands for zeros in the shapes and
         types of the first tree, as for updates and scores, which start from nothing.
@@ -67,7 +67,7 @@ class WeightedMean:
     """
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
-        """A mean before any client is added."""
+        """Start a weighted mean, before any client is added."""
         return WeightedSums(previous)
 
 
@@ -113,7 +113,7 @@ class WeightedSums:
     def add(
         self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Add one client's tree to the sums."""
+        """Add one client's tree to the sums of a weighted mean."""
         self._previous = previous_of(self._previous, tree, weight)
         if not weight:
             return
@@ -203,7 +203,7 @@ class WeightedSums:
             self._sums = trees.unflatten(self._whole, self._sums)
 
     def value(self) -> Tree:
-        """The mean so far."""
+        """Return the weighted mean so far."""
         previous = known(self._previous)
         mean = self._whole_mean(previous)
         if mean is not None:
@@ -336,7 +336,7 @@ def _more(total: float | Tensor, weight: float, kept: Tensor | None) -> float | 
 def previous_of(
     previous: Mapping[str, Tensor] | None, tree: Mapping[str, Tensor], weight: float
 ) -> Mapping[str, Tensor]:
-    """The tree that an average starts from, once a client's tree is there; refuses a wrong one."""
+    """Return the tree that an average starts from; a wrong one is refused."""
     if not weight >= 0:
         raise ValueError(f"a client's weight is {weight}; it must be 0 or more")
     if previous is None:
@@ -350,7 +350,7 @@ def previous_of(
 
 
 def known(previous: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-    """The tree that an average started from; raises where there is none."""
+    """Return the tree that an average started from; raises if there is none."""
     if previous is None:
         raise ValueError("an average of nothing: no tree was added, and none came before")
     return previous

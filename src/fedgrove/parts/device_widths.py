@@ -23,7 +23,7 @@ WHY_ALL = "fits models to devices (--set fit=false: all get the same model)"
 
 
 def batch_and_slots(local: LocalTraining | None) -> tuple[int, int]:
-    """What decides the memory of a training step: the batch, and the optimiser's vectors.
+    """Part of width methods: what decides a training step's memory, batch and optimiser slots.
 
     Without a recipe a batch of 32 and one vector, as ``measure_widths`` assumes.
     """
@@ -33,14 +33,14 @@ def batch_and_slots(local: LocalTraining | None) -> tuple[int, int]:
 
 
 def check_shares(shares: Sequence[float]) -> None:
-    """Refuse shares of channels that are not in (0, 1]."""
+    """Refuse widths of sub-models, as shares of channels, that are not in (0, 1]."""
     check(all(0 < s <= 1 for s in shares), "widths", tuple(shares), "shares in (0, 1]")
 
 
 def client_shares(
     setup: Setup, shares: Sequence[float], local: LocalTraining | None
 ) -> dict[int, float]:
-    """Every client's share of channels: given in turn, or what its device can hold."""
+    """Part of width methods: every client's share of channels, given or what its device holds."""
     clients = setup.all_clients("keeps a width for every client")
     if shares:
         # Without strict: the cycle has no end, the clients decide.
@@ -75,12 +75,12 @@ def narrow_clients(setup: Setup, local: LocalTraining | None) -> dict[int, float
 
 
 def send_masked(carry: Carry, client: Client) -> Outcome:
-    """The client sends its sub-model under the mask it came with."""
+    """Part of width methods: the client sends its sub-model under the mask it came with."""
     return Outcome({"model": make_masked_packet(carry["local"], carry.get("model.mask"))})
 
 
 def submodel_bytes(net: Net, shares: Sequence[float], cohort: int, rounds: int) -> int:
-    """Sub-models of these widths, in turn, 4 bytes a number, down and up."""
+    """Part of width methods: bytes of sub-models of these widths, 4 a number, down and up."""
     sizes = [count_params_at(net, share) for share in shares] or [net.layout.size]
     return round(2 * 4 * cohort * rounds * sum(sizes) / len(sizes))
 

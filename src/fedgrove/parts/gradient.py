@@ -37,7 +37,7 @@ def loss_at(
 
 
 def gradient(loss: Callable[[Tree], Tensor], weights: Tree) -> Tree:
-    """The gradient of ``loss`` at ``weights``; zeros where it does not depend on them.
+    """Compute the gradient of a method's ``loss`` at ``weights``; zeros for those it ignores.
 
     It may itself be differentiated, and mapped over clients.
 
@@ -95,7 +95,7 @@ class Gradient:
 
 
 def settled(gradient: Tensor) -> Tensor:
-    """The gradient with what is only rounding set to 0.
+    """Return a measured gradient with what is only rounding set to 0.
 
     That is less than 16 units in the last place of its largest entry. A weight that never left the
     reference (behind a dead unit, say) is pulled by nothing but rounding: its vote, and whether it

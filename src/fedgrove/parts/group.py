@@ -99,7 +99,7 @@ class AverageLinkage:
         return renumbered(divisions[silhouettes.index(max(silhouettes))])
 
     def several(self, vectors: Tensor, numbers: Sequence[int]) -> list[list[int]]:
-        """The labels that a call gives for each of several numbers of groups, 1 or more.
+        """Return the groups of clients by average linkage, for each of several numbers of groups.
 
         The merges are computed once: divisions differ only in how many of them are made.
         """
@@ -136,7 +136,9 @@ def _divide(merges: Matrix, groups: int) -> list[int]:
 
 
 def silhouette(distances: Matrix, labels: Sequence[int]) -> float:
-    r"""How well groups are apart: the mean of :math:`(b_k - a_k) / \max(a_k, b_k)` over clients.
+    r"""Compute how far apart groups of clients are: the mean silhouette over clients.
+
+    The silhouette of client k is :math:`(b_k - a_k) / \max(a_k, b_k)`.
 
     (Rousseeuw 1987.) :math:`a_k` -> the mean distance to the others of the client's group,
     :math:`b_k` -> that to the nearest other group. A client alone in its group counts 0.
@@ -204,12 +206,12 @@ class Bipartition:
         return renumbered(labels)
 
     def divides(self, updates: Tensor) -> bool:
-        """Whether the members' pulls cancel out."""
+        """Whether to split a group of clients in two: the members' updates cancel out."""
         return bool(updates.mean(0).norm() < self.ratio * updates.norm(dim=1).max())
 
 
 def renumbered(labels: Sequence[int]) -> list[int]:
-    """Group numbers in the order of first appearance.
+    """Return groups of clients numbered in the order of first appearance.
 
     >>> renumbered([2, 0, 2, 1])
     [0, 1, 0, 2]
@@ -241,7 +243,7 @@ class GroupedState(Protocol):
 
     @property
     def round(self) -> int:
-        """Rounds completed."""
+        """Rounds completed by a method with groups."""
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -269,7 +271,7 @@ def joining_before_round(state: GroupedState, clients: Iterable[int]) -> list[in
 
 
 def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
-    r"""A count sketch: every number goes, with a random sign, into one of ``size`` sums.
+    r"""Return a count sketch of a client's update: a random sign and one of ``size`` sums each.
 
     (Charikar et al. 2002.) Inner products survive up to a standard deviation of about
     :math:`|x||y| / \sqrt{size}`: .008 of a cosine.
@@ -284,7 +286,7 @@ def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
 
 
 def flatten_update(update: Mapping[str, Tensor]) -> Tensor:
-    """An update as one vector of single precision; it may have come in 16 bits."""
+    """Return a client's update as one float32 vector for grouping; it may have come in 16 bits."""
     return trees.flatten(trees.map(Tensor.float, update))
 
 
@@ -303,7 +305,7 @@ class Updates:
         self._sketches: dict[int, Tensor] = {}
 
     def add(self, client: int, update: Mapping[str, Tensor]) -> None:
-        """Add one client's update."""
+        """Add one client's update to those that groups are made from."""
         vector = flatten_update(update)
         update_bytes = 4 * max(1, vector.numel())
         # At least one is kept, however large: no group would have a centre otherwise.

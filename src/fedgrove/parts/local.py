@@ -36,20 +36,20 @@ class Optimiser(Protocol):
 
     @property
     def lr(self) -> float:
-        """The step size before any decay."""
+        """The optimiser's step size before any decay."""
 
     @property
     def slots(self) -> int:
-        """How many vectors of the parameters' size it remembers."""
+        """How many vectors of the parameters' size the optimiser remembers."""
 
     def init(self, w: Tensor) -> Tree:
-        """The state before the first step; its names and shapes do not change over the steps."""
+        """Return the optimiser's state before the first step; names and shapes stay the same."""
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
-        """One step, pure."""
+        """Return parameters and state after one step of the optimiser; pure."""
 
     def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
-        """The same step; ``w``, ``g`` and ``state`` are overwritten."""
+        """Do one step of the optimiser in place: ``w``, ``g`` and ``state`` are overwritten."""
 
 
 def _is_off(number: Number) -> bool:
@@ -94,19 +94,19 @@ class SGD:
 
     @property
     def slots(self) -> int:
-        """The velocity; none without momentum."""
+        """How many vectors SGD remembers: the velocity, none without momentum."""
         if _is_off(self.momentum):
             return 0
         return 1
 
     def init(self, w: Tensor) -> Tree:
-        """A velocity of zero; nothing without momentum."""
+        """Return SGD's velocity of zero; nothing without momentum."""
         if _is_off(self.momentum):
             return {}
         return {"v": torch.zeros_like(w)}
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
-        """One step, pure."""
+        """Do one step of SGD, pure."""
         g = _decayed(g, w, self.weight_decay)
         if _is_off(self.momentum):
             return w - lr * g, {}
@@ -114,7 +114,7 @@ class SGD:
         return w - lr * v, {"v": v}
 
     def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
-        """One step in place."""
+        """Do one step of SGD in place."""
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)
         if self.momentum:
@@ -155,16 +155,16 @@ class Adam:
 
     @property
     def slots(self) -> int:
-        """First and second moments."""
+        """How many vectors Adam remembers: first and second moments."""
         return 2
 
     def init(self, w: Tensor) -> Tree:
-        """Moments of zero, no step taken."""
+        """Return Adam's moments of zero, with no step taken."""
         # The step count is a tensor: in a stack of clients each row has taken its own number.
         return {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "t": w.new_zeros(())}
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
-        """One step, pure."""
+        """Do one step of Adam, pure."""
         t = state["t"] + 1
         g = _decayed(g, w, self.weight_decay)
         m = self.beta1 * state["m"] + (1 - self.beta1) * g
@@ -173,7 +173,7 @@ class Adam:
         return w - lr * (m / (1 - self.beta1**t)) / root, {"m": m, "v": v, "t": t}
 
     def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
-        """One step in place: all of it in one pass over the vectors."""
+        """Do one step of Adam in place: all of it in one pass over the vectors."""
         state["t"] += 1
         # What torch.optim.adam.adam ends in; for one vector its preparations take as long again.
         torch._fused_adam_(
@@ -224,7 +224,7 @@ def clip_scale(g: Tensor, clip: float) -> Tensor:
 
 
 def recipe(stage: Train) -> LocalTraining:
-    """The stage's recipe; a run fills in the data set's own before any work is done."""
+    """Return the training recipe of a stage; a run fills in the data set's before any work."""
     if stage.local is None:
         raise ValueError(
             "this Train stage has no recipe: build the run with fedgrove.run, "
@@ -234,7 +234,7 @@ def recipe(stage: Train) -> LocalTraining:
 
 
 def epochs(net: Net, stage: Train, client: Client, number: int) -> Iterable[Batch]:
-    """The batches of a Train stage, epoch after epoch.
+    """Yield the batches of local training, epoch after epoch.
 
     ``number`` is the stage's place among the Train stages of a task: each shuffles differently.
     """
@@ -243,14 +243,14 @@ def epochs(net: Net, stage: Train, client: Client, number: int) -> Iterable[Batc
 
 
 def batches_of(net: Net, stage: Train) -> Batches:
-    """The training data in the recipe's batches."""
+    """Return the training data in the batches of the local training recipe."""
     # BatchNorm cannot train on a batch of one: a single example has no variance.
     least = 2 if net.layout.batch_norm else 1
     return Batches("train", recipe(stage).batch, shuffle=True, least=least)
 
 
 def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
-    """A mask over the flat vector of all parameters: ones for those it does not name."""
+    """Return the mask of local training over the flat vector; ones for unnamed parameters."""
     parts = []
     for name, value in params.items():
         if name in mask:
@@ -262,20 +262,20 @@ def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tenso
 
 
 def frozen_names(stage: Train, carry: Carry) -> frozenset[str]:
-    """The names of what stays as it is in a Train stage."""
+    """Return the names of the parameters that local training leaves as they are."""
     if not stage.frozen:
         return frozenset()
     return frozenset(carry[stage.frozen])
 
 
 def without_frozen(g: Tensor, params: Mapping[str, Tensor], frozen: frozenset[str]) -> Tensor:
-    """A flat gradient with zeros for the parameters that stay, so that clipping overlooks them."""
+    """Return a flat gradient with zeros for frozen parameters, so that clipping ignores them."""
     moves = {name: torch.zeros_like(params[name]) for name in params if name in frozen}
     return g * flat_mask(moves, params)
 
 
 def learning_rate(local: LocalTraining, carry: Carry) -> Tensor:
-    r""":math:`\eta_t = \eta\,\delta^t`, as a tensor."""
+    r"""Return the learning rate of local training in a round, :math:`\eta_t = \eta\,\delta^t`."""
     rate: Tensor = local.optimiser.lr * local.decay ** carry["settings"]["round"]
     return rate
 
@@ -289,7 +289,7 @@ OPTIMISER = "<optimiser>"
 
 
 def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
-    """The carry before the first step.
+    """Return the carry before the first step of local training.
 
     ``carry[end]`` holds the masked start, ``carry[OPTIMISER]`` the optimiser's state.
     ``carry[BEFORE]`` keeps what ``carry[end]`` was, which is what an objective sees under that
@@ -307,7 +307,7 @@ def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
 
 
 def as_before(stage: Train, carry: Carry) -> Carry:
-    """The carry that a stage began with, and what objectives have remembered since."""
+    """Return the carry before local training, with what objectives have remembered since."""
     seen = dict(carry)
     before = seen.pop(BEFORE)
     del seen[OPTIMISER]
@@ -318,7 +318,7 @@ def as_before(stage: Train, carry: Carry) -> Carry:
 
 
 def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
-    """The weights of the forward pass: the parameters, or what ``stage.at`` makes of them.
+    """Return the weights of the forward pass in local training: the parameters or ``stage.at``.
 
     Then the gradient goes straight through: it is taken there and moves the parameters. With
     ``stage.differentiate`` it is that of ``stage.at`` as well.
@@ -334,7 +334,7 @@ def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
 
 
 def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
-    """One step of training as a pure function of tensors."""
+    """Do one step of local training, as a pure function of tensors."""
     tree = carry[stage.end]
     objective_carry = as_before(stage, carry)
 
@@ -350,7 +350,7 @@ def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
 
 
 def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers: Tree) -> Carry:
-    """The carry after a step, given its gradients: mask, clip, the optimiser's step; pure."""
+    """Return the carry after a step of local training: mask, clip, optimiser; pure."""
     local = recipe(stage)
     params = trees.pick(carry[stage.end], net.layout.params)
     g = trees.flatten(trees.pick(grads, params))
@@ -383,7 +383,7 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
 
 
 def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
-    """All steps of a Train stage on one client.
+    """Do all steps of local training on one client.
 
     Equal to :func:`start_training` and :func:`step` over ``batches``.
     """

@@ -33,7 +33,7 @@ def weights_to_prune(layout: Layout, density: float) -> tuple[str, ...]:
 
 
 def all_kept(weight: Tensor) -> Tensor:
-    """The mask of a layer that is not pruned."""
+    """Return the pruning mask of a layer that is not pruned."""
     return torch.ones(weight.shape, dtype=torch.bool)
 
 
@@ -57,7 +57,7 @@ def top(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Mask:
 
 
 def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
-    """The ``n`` places of largest score as a mask; of equal ones the first.
+    """Return a pruning mask of the ``n`` places of largest score; of equal ones the first.
 
     With ``among``, only places where it is true.
 
@@ -82,7 +82,7 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
 
 
 def places_of_best(numbers: npt.NDArray[Any], n: int) -> Places:
-    """The ``n`` places of the largest numbers, fewer than all, in order; of equal ones the first.
+    """Return the ``n`` places of largest score for a pruning mask; of equal ones the first.
 
     >>> places_of_best(np.array([1.0, 3.0, 2.0, 2.0]), 2)
     array([1, 2])
@@ -136,7 +136,7 @@ def _numbers(score: Tensor) -> npt.NDArray[Any]:
 
 
 def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
-    """The mask without its ``n`` weights of lowest score; of equal ones the last go.
+    """Return the mask pruned by the ``n`` weights of lowest score; of equal ones the last go.
 
     >>> prune(torch.tensor([True, True, False]), torch.tensor([2.0, 1.0, 0.0]), 1)
     tensor([ True, False, False])
@@ -147,7 +147,7 @@ def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
 
 
 def regrow(mask: Tensor, gradient: Tensor, n: int, barred: Tensor) -> Tensor:
-    """The mask with ``n`` more weights: those of largest gradient magnitude outside it.
+    """Return the mask regrown by ``n`` weights: the largest gradients outside it.
 
     None that is ``barred`` is taken. (CA-AFP's healing; RigL, Evci et al. 2020, grows by the same
     rule.)

@@ -51,11 +51,11 @@ class Objective(ABC):
         """The loss of one batch, and what to remember for the next step."""
 
     def begin(self, params: Tree, carry: Carry) -> Tree:
-        """What is in ``carry["aux"]`` before the first step; every name that a step adds to it."""
+        """Return ``carry["aux"]`` of a local loss before the first step, with all its names."""
         return {}
 
     def more_macs(self, net: Net, forward: int) -> int:
-        """The multiply-accumulates per example in addition to those of the network, for the clock.
+        """Return the MACs per example that this term of the local loss adds, for the clock.
 
         A teacher's pass or another network's; ``forward`` are those of one pass of the network.
         """
@@ -79,14 +79,14 @@ class Sum(Objective):
     terms: tuple[Objective, ...]
 
     def begin(self, params: Tree, carry: Carry) -> Tree:
-        """What the terms begin with, merged."""
+        """Return what the terms of a local loss begin with, merged."""
         aux: Tree = {}
         for term in self.terms:
             aux |= term.begin(params, carry)
         return aux
 
     def more_macs(self, net: Net, forward: int) -> int:
-        """Those of all terms."""
+        """Return the additional MACs of all terms of a local loss."""
         return sum(term.more_macs(net, forward) for term in self.terms)
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:

@@ -34,22 +34,22 @@ class OneModel:
 
 
 def initial_model(setup: Setup) -> OneModel:
-    """Start at the network's initial parameters."""
+    """Start a one-model method at the network's initial parameters."""
     return OneModel(0, setup.params)
 
 
 def deliver_model(state: OneModel) -> Mapping[str, Packet]:
-    """The model, the same for every client."""
+    """Deliver a one-model method's model, equal for every client."""
     return {"model": Packet(state.model)}
 
 
 def train_cohort(state: OneModel, cohort: Sequence[int]) -> list[Task]:
-    """The cohort is sent the model and trains."""
+    """Plan a one-model method: the cohort is sent the model and trains."""
     return [Task(client, deliver_model(state)) for client in cohort]
 
 
 def average(state: OneModel, reports: Iterable[Report], rule: Averaging) -> OneModel:
-    """The next model: the mean of the reported ones by a rule, report by report."""
+    """Fold a one-model method: the mean of the reported models by a rule, report by report."""
     mean = rule.start(state.model)
     for report in reports:
         mean.add(report.give["model"].values, report.examples)
@@ -57,31 +57,31 @@ def average(state: OneModel, reports: Iterable[Report], rule: Averaging) -> OneM
 
 
 def send_model(carry: Carry, client: Client) -> Outcome:
-    """The client sends what it trained."""
+    """Give stage of a one-model method: the client sends what it trained."""
     return Outcome({"model": Packet(carry["local"])})
 
 
 def send_sparse(carry: Carry, client: Client) -> Outcome:
-    """What was trained, under the mask it was trained with."""
+    """Give stage of a sparse method: the client sends what it trained, under its mask."""
     return Outcome({"model": Packet(carry["local"], carry.get("model.mask"))})
 
 
 def model_with_own_mask(task: Task, net: Net) -> ExpectedReport:
-    """The whole model, under a mask that the client found."""
+    """Expect in a report the whole model, under a mask that the client found."""
     return ExpectedReport({"model": ExpectedPacket.of(net.blank(), "own")})
 
 
 def expected_update(task: Task, net: Net) -> ExpectedReport:
-    """An update looks like the model that was sent, under the same mask."""
+    """Expect in a report an update of the model that was sent, under its mask."""
     model = task.send["model"]
     return ExpectedReport({"update": ExpectedPacket.of(model.values, model.mask)})
 
 
 def use_network_start(carry: Carry, client: Client) -> Carry:
-    """The model is the network's start, which both sides draw from the seed."""
+    """Part of many methods: the model is the network's start, which both sides draw."""
     return {**carry, "model": client.start}
 
 
 def dense_bytes(numbers: int, cohort: int, rounds: int) -> int:
-    """``numbers`` float32 values down and up again, per client of the cohort and round."""
+    """Count a paper's bytes: ``numbers`` float32 values down and up, per client and round."""
     return 2 * 4 * numbers * cohort * rounds

@@ -7,7 +7,7 @@ from ..core import Carry, Client, Outcome, Packet
 
 
 def complete(carry: Carry, client: Client) -> Carry:
-    """Fill what was not received from what the client kept.
+    """Part of personal methods: fill what was not received from what the client kept.
 
     At first it has kept nothing, and the network's initial parameters stand in.
     ``carry["received"]`` remembers what came; ``carry["model"]`` becomes the whole model, in the
@@ -23,7 +23,7 @@ def complete(carry: Carry, client: Client) -> Carry:
 
 
 def share_received(carry: Carry, client: Client) -> Outcome:
-    """Send back what was received, trained; keep the rest."""
+    """Part of personal methods: send back what was received, trained; keep the rest."""
     shared = {}
     kept = {}
     # Each in the order it is known by: the packet's as received, the memory's as in the model.
@@ -43,7 +43,7 @@ def share_received(carry: Carry, client: Client) -> Outcome:
 
 
 def use_personal(carry: Carry, client: Client) -> Carry:
-    """The client uses its personal model; before it has one, the model received, or the start."""
+    """Part of personal methods: use the personal model, or else the received one or the start."""
     if "personal" in carry:
         used = dict(carry)
         # Taken out, so that old and new clients are scored at once.
@@ -58,7 +58,7 @@ def use_personal(carry: Carry, client: Client) -> Carry:
 
 
 def complete_from_start(carry: Carry, client: Client) -> Carry:
-    """Fill what was not received from the network's start, which both sides draw from the seed.
+    """Part of personal methods: fill what was not received from the network's start.
 
     ``carry["received"]`` is what came and ``carry["fixed"]`` the rest, each by its names;
     ``carry["model"]`` becomes the whole model, in the network's order.
@@ -70,6 +70,6 @@ def complete_from_start(carry: Carry, client: Client) -> Carry:
 
 
 def send_received(carry: Carry, client: Client) -> Outcome:
-    """Send back what was received, trained, under the mask that it came with."""
+    """Part of personal methods: send back what was received, trained, under its mask."""
     shared = trees.pick(carry["local"], carry["received"])
     return Outcome({"model": Packet(shared, carry.get("model.mask"))})

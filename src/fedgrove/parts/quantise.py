@@ -41,7 +41,7 @@ def feedback(
     left: Mapping[str, Tensor] | None,
     draw: torch.Generator | None = None,
 ) -> tuple[Tree, Tree]:
-    r"""Quantise with error feedback: what is sent, and the error that is left out.
+    r"""Quantise an update with error feedback: what is sent, and the error that is left out.
 
     :math:`q_t = Q(x_t + e_t),\; e_{t+1} = x_t + e_t - q_t` (Seide et al. 2014; Karimireddy et al.
     2019, Alg. 2), so that :math:`\sum_t q_t + e_T = \sum_t x_t`. x -> ``tree``, e -> ``left``
@@ -85,7 +85,7 @@ class Half:
         return _map_floats(tree, lambda x: x.to(WIDTHS[self.kind]))
 
     def form(self, tree: Mapping[str, Tensor]) -> ExpectedPacket:
-        """What a packet of a tree like this looks like in sixteen bits."""
+        """Return the form of a packet quantised to sixteen bits."""
         tensors = {}
         for name, leaf in tree.items():
             dtype = WIDTHS[self.kind] if leaf.is_floating_point() else leaf.dtype
@@ -192,12 +192,12 @@ class Ternary:
 
 
 def largest(x: Tensor, n: int) -> Tensor:
-    """Where the ``n`` largest magnitudes are; of equal ones the first."""
+    """Return where the ``n`` largest magnitudes of an update are; of equal ones the first."""
     return best(x.detach().abs().reshape(-1), n).reshape(x.shape)
 
 
 def check_scope(scope: str) -> None:
-    """Refuse what is no :data:`Scope`."""
+    """Refuse a quantiser's scope that is not a :data:`Scope`."""
     check(scope in ("model", "layer"), "scope", scope, "'model' or 'layer'")
 
 
@@ -207,7 +207,7 @@ def map_scope(
     f: Callable[[Tensor], Tensor],
     has_plain_zeros: bool = False,
 ) -> Tree:
-    """Apply ``f`` to each floating-point leaf, or to all of them as one vector.
+    """Quantise each floating-point leaf with ``f``, or all of them as one vector.
 
     Counters and empty leaves stay as they are; zeros come out as +0.0. Where ``has_plain_zeros``,
     ``f`` gives no others.
@@ -246,7 +246,7 @@ def _map_floats(
 
 
 def draw_uniform(x: Tensor, draw: torch.Generator | None) -> Tensor:
-    """A number in [0, 1) for each value of ``x``."""
+    """Draw a quantiser's random number in [0, 1) for each value of ``x``."""
     if draw is None:
         raise InputError(
             "a random quantiser was given no generator; "

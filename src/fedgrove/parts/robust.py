@@ -65,13 +65,13 @@ class Held:
     def add(
         self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Keep one client's tree."""
+        """Keep one client's tree for a robust average."""
         self._previous = previous_of(self._previous, tree, weight)
         if weight:
             self._sent.append(Sent(tree, weight, mask))
 
     def value(self) -> Tree:
-        """The average of the trees that were added."""
+        """Return the robust average of the trees that were added."""
         previous = known(self._previous)
         if not self._sent:
             return dict(previous)
@@ -313,7 +313,7 @@ class GeometricMedian:
 
 
 def medians(previous: Mapping[str, Tensor], sent: Sequence[Sent], weighted: bool = False) -> Tree:
-    """The median of every coordinate over those who have it."""
+    """Robust averages: the median of every coordinate over the clients that have it."""
     return leaf_by_leaf(previous, sent, median, weighted)
 
 
@@ -323,7 +323,7 @@ def leaf_by_leaf(
     combine: Callable[[Tensor, Tensor], Tensor],
     weighted: bool = False,
 ) -> Tree:
-    """Every leaf from all clients' values and weights; a weight is 0 where a client has none."""
+    """Robust averages: every leaf from all clients' values and weights (0 if a client has none)."""
     result: Tree = {}
     for name, old in previous.items():
         values, has_it = stacked(sent, name, old)
@@ -337,7 +337,7 @@ def leaf_by_leaf(
 
 
 def stacked(sent: Sequence[Sent], name: str, old: Tensor) -> tuple[Tensor, Tensor]:
-    """A leaf of all clients, in double precision and 0 where one has none, and who has it."""
+    """Robust averages: a leaf of all clients in double precision, and which clients have it."""
     values = []
     has_it = []
     for client in sent:
@@ -350,7 +350,7 @@ def stacked(sent: Sequence[Sent], name: str, old: Tensor) -> tuple[Tensor, Tenso
 
 
 def kept_of(client: Sent, name: str, like: Tensor) -> Tensor:
-    """Which coordinates of a leaf a client has."""
+    """Robust averages: which coordinates of a leaf a client has."""
     if name not in client.tree:
         return torch.zeros_like(like, dtype=torch.bool)
     if client.mask is None or name not in client.mask:
@@ -359,7 +359,7 @@ def kept_of(client: Sent, name: str, like: Tensor) -> Tensor:
 
 
 def median(values: Tensor, weights: Tensor) -> Tensor:
-    """The weighted median along the first dimension.
+    """Robust averages: the weighted median along the first dimension.
 
     If the weights divide exactly in halves, the mean of the two values next to the cut.
 
@@ -380,22 +380,22 @@ def median(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def parameters(tree: Mapping[str, Tensor]) -> Tree:
-    """The leaves that distances are made of."""
+    """Robust averages: the leaves that distances between clients are made of."""
     return {name: leaf for name, leaf in tree.items() if is_parameter(name, leaf)}
 
 
 def statistics(tree: Mapping[str, Tensor]) -> Tree:
-    """All other leaves: running statistics, whole numbers."""
+    """Robust averages: all leaves that are no parameters: running statistics, whole numbers."""
     return {name: leaf for name, leaf in tree.items() if not is_parameter(name, leaf)}
 
 
 def is_parameter(name: str, leaf: Tensor) -> bool:
-    """Whether a leaf is trained; running statistics and whole numbers are not."""
+    """Robust averages: whether a leaf is trained, unlike running statistics and whole numbers."""
     return leaf.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
 
 
 def distance(client: Sent, centre: Mapping[str, Tensor]) -> float:
-    """How far a client is from a point, over what it has and scaled to the whole model."""
+    """Robust averages: how far a client is from a point, scaled to the whole model."""
     squares = 0.0
     shared = 0
     whole = 0
@@ -412,17 +412,17 @@ def distance(client: Sent, centre: Mapping[str, Tensor]) -> float:
 
 
 def distances_to(centre: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tensor:
-    """The distance of each client from a point."""
+    """Robust averages: the distance of each client from a point."""
     return torch.tensor([distance(client, centre) for client in sent]).double()
 
 
 def weights_of(sent: Sequence[Sent]) -> Tensor:
-    """The weight of each client."""
+    """Robust averages: the weight of each client."""
     return torch.tensor([client.weight for client in sent]).double()
 
 
 def squared_distances(previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tensor:
-    """Between any two clients, over what both have and scaled to the whole model.
+    """Robust averages: squared distances between clients, scaled to the whole model.
 
     Infinite between a client and itself, and where two have nothing in common.
     """
@@ -448,7 +448,7 @@ def squared_distances(previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> T
 
 
 def shortened(tree: Mapping[str, Tensor], previous: Mapping[str, Tensor], scale: float) -> Tree:
-    """The tree moved towards the previous one: ``scale`` of the way stays."""
+    """Robust averages: a client's tree moved towards the previous one, by ``scale``."""
     result: Tree = {}
     for name, leaf in tree.items():
         old = previous[name].double()
@@ -457,7 +457,7 @@ def shortened(tree: Mapping[str, Tensor], previous: Mapping[str, Tensor], scale:
 
 
 def in_order(like: Mapping[str, Tensor], *parts: Mapping[str, Tensor]) -> Tree:
-    """Leaves of several trees as one, in the order of ``like``."""
+    """Robust averages: leaves of several trees as one, in the order of ``like``."""
     leaves: Tree = {}
     for part in parts:
         leaves.update(part)

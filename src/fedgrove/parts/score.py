@@ -37,12 +37,12 @@ class Magnitude:
 
 
 def scores_packet(scores: Mapping[str, Tensor]) -> Packet:
-    """Scores in bfloat16: it has the range of float32, and squares of gradients are tiny."""
+    """Pack pruning scores in bfloat16: squares of gradients are tiny, and need its range."""
     return Packet(Half("bfloat16")(_with_prefix(scores)))
 
 
 def expected_scores(net: Net) -> ExpectedPacket:
-    """What :func:`scores_packet` makes of a score for every prunable weight."""
+    """Expect what :func:`scores_packet` makes of a pruning score for every prunable weight."""
     weights = trees.pick(net.blank(), net.layout.prunable)
     return Half("bfloat16").form(_with_prefix(weights))
 
@@ -52,7 +52,7 @@ def _with_prefix(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def scores_of(packet: Packet) -> Tree:
-    """The scores by weight, in float32: a mean taken in 16 bits would make equals of many.
+    """Read pruning scores in float32: a mean taken in 16 bits would make many equal.
 
     >>> import torch
     >>> scores_of(scores_packet({"w": torch.tensor([0.5])}))

@@ -91,7 +91,7 @@ class Series:
     def from_points(
         cls, name: str, points: Iterable[tuple[float, float | None]], colour: int = 0, **more: Any
     ) -> Series:
-        """Return a series of (x, y); ``more`` are the other fields."""
+        """Return a chart's series of (x, y); ``more`` are the other fields."""
         x = []
         y = []
         for at, value in points:
@@ -133,7 +133,7 @@ class Axis:
     is_log: bool = False
 
     def place(self, value: float, start: float, end: float) -> float:
-        """Return the position of a value if the axis goes from ``start`` to ``end``.
+        """Return the position of a value in a chart whose axis goes from ``start`` to ``end``.
 
         >>> Axis(0, 10, ()).place(2.5, 100, 200)
         125.0
@@ -177,7 +177,7 @@ def make_axis(
     log: bool = False,
     within: Limits = NO_LIMITS,
 ) -> Axis:
-    """Return an axis that contains all values and ends at ticks.
+    """Return a chart's axis that contains all values and ends at ticks.
 
     Args:
         values: The values; None and infinite ones are ignored.
@@ -314,7 +314,7 @@ def draw_xy(
     whole_x: bool = False,
     height: int = HEIGHT,
 ) -> Chart:
-    """Draw series over a common x.
+    """Draw a chart of series over a common x.
 
     Args:
         title: The title above the chart.
@@ -378,7 +378,7 @@ def draw_rows(
     from_zero: bool = True,
     level: float | None = None,
 ) -> Chart:
-    """Draw a row per label, from top to bottom, with bars, dots or ticks in it.
+    """Draw a chart with a row per label, from top to bottom, with bars, dots or ticks in it.
 
     Args:
         title: The title above the chart.
@@ -436,7 +436,7 @@ def draw_bars(
     format_value: Callable[[Any], str] = lambda value: format_number(value, 3),
     scale: float = 1.0,
 ) -> Chart:
-    """Draw a bar per name, with its value next to it.
+    """Draw a chart with a bar per name, with its value next to it.
 
     Args:
         title: The title above the chart.
@@ -574,7 +574,7 @@ def _width_of(texts: Sequence[str]) -> float:
 
 
 def shorten_label(text: str) -> str:
-    """Cut a label that is too long, and mark the cut.
+    """Cut a chart's label that is too long, and mark the cut.
 
     >>> shorten_label("fedlayerprune-local.lr=0.01")
     'fedlayerprune-local.lr=…'
@@ -585,7 +585,7 @@ def shorten_label(text: str) -> str:
 
 
 def thin_out(items: Sequence[_T], most: int) -> list[_T]:
-    """Return at most about ``most`` of the items, evenly spaced; the last one is among them.
+    """Return at most about ``most`` points of a chart, evenly spaced, the last one included.
 
     >>> thin_out(range(7), 4)
     [0, 2, 4, 6]

@@ -51,7 +51,7 @@ class ComparedRun:
 def make_comparison_report(
     runs: Sequence[ComparedRun], title: str = "", lead: str = "", notes: Sequence[str] = ()
 ) -> Page:
-    """Return the whole page.
+    """Return the HTML report that compares runs.
 
     Args:
         runs: The runs.
@@ -130,7 +130,7 @@ def _describe_common(epochs: Iterable[int]) -> str:
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """Return which entry serves clients best, compared with the next, fedavg and local.
+    """Return a report's headline: which entry serves clients best, and by how much.
 
     >>> one = {"group": "local", "method": "local", "accuracy_mean": 0.5, "seeds": [0]}
     >>> two = {"group": "ditto", "method": "ditto", "accuracy_mean": 0.75, "seeds": [0]}
@@ -201,16 +201,16 @@ class _Section:
 
     @property
     def scores(self) -> Scores:
-        """The metric of all entries."""
+        """The scores of all entries of the report's section."""
         return Scores.from_summary(self.groups[0])
 
     @property
     def has_seeds(self) -> bool:
-        """Whether any entry has several seeds."""
+        """Whether any entry of the report has several seeds."""
         return any(len(group["seeds"]) > 1 for group in self.groups)
 
     def when(self) -> str:
-        """Return when the scores were measured."""
+        """Return when the scores of the report were measured."""
         return _describe_common(group["finetune_epochs"] for group in self.groups)
 
     def charts(self) -> list[Chart]:
@@ -391,7 +391,7 @@ def _make_sections(groups: Sequence[Group], runs: Sequence[ComparedRun]) -> list
 
 
 def find_front(points: Sequence[tuple[float, float]], more_is_better: bool = True) -> list[int]:
-    """Return the points that no other one beats in cost and score (the Pareto front).
+    """Return the points of a chart that no other one beats in cost and score (Pareto front).
 
     Points are (cost, score); the front goes from the lowest cost to the best score.
 

@@ -41,7 +41,7 @@ UNIT = re.compile(r"(\d) (%|[KMG]iB|k?B|m?s|min|h)(?!\w)")
 
 
 def check_place(path: Path, option: str = "--plot") -> None:
-    """Check before any work is done that a page can be written to ``path``.
+    """Check before any work is done that an HTML page can be written to ``path``.
 
     Raises:
         InputError: The folder does not exist, or ``path`` is a folder.
@@ -55,7 +55,7 @@ def check_place(path: Path, option: str = "--plot") -> None:
 
 
 def render(template: str, values: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
-    """Return a template of ``folder`` filled in with values; HTML and SVG are escaped."""
+    """Return an HTML template of ``folder`` filled in with values, which are escaped."""
     return _environment(folder).get_template(template).render(values)
 
 
@@ -88,7 +88,7 @@ def _environment(folder: Path) -> Environment:
 
 
 def is_finite(value: float | None) -> TypeGuard[float]:
-    """Return whether a value is known and can be drawn."""
+    """Return whether a value is known and can be drawn in a chart."""
     return value is not None and math.isfinite(value)
 
 
@@ -97,7 +97,7 @@ def _is_markup(template: str | None) -> bool:
 
 
 def keep_units(text: str) -> str:
-    """Escape a text and keep each unit on the line of its number.
+    """Escape a text for HTML and keep each unit on the line of its number.
 
     >>> keep_units("3.0 MiB < 4 ± 1")
     Markup('3.0&nbsp;MiB &lt; 4 ±&nbsp;1')
@@ -142,15 +142,15 @@ class Page:
         self._blocks.append((block, values))
 
     def heading(self, text: str) -> None:
-        """Begin a section."""
+        """Begin a section of the page."""
         self._add("heading", text=text)
 
     def paragraph(self, text: str = "", small: str = "") -> None:
-        """Add a text, and a text in small print on a separate line below it."""
+        """Add a text to the page, and small print on a separate line below it."""
         self._add("paragraph", text=text, small=small)
 
     def lead(self, text: str) -> None:
-        """Add the most important sentence, in large print."""
+        """Add the most important sentence to the page, in large print."""
         self._add("lead", text=text)
 
     def charts(self, *charts: Chart) -> None:
@@ -171,7 +171,7 @@ class Page:
         sortable: bool = False,
         keys: Sequence[str] = (),
     ) -> None:
-        """Add a table; its first column is aligned to the left, the others to the right.
+        """Add a table to the page, numbers aligned to the right.
 
         Args:
             head: The names of the columns.
@@ -183,7 +183,7 @@ class Page:
         self._add("table", head=head, rows=rows, sortable=sortable, keys=keys)
 
     def code(self, text: str) -> None:
-        """Add lines in the type of a terminal."""
+        """Add lines in the type of a terminal to the page."""
         self._add("code", text=text)
 
     def folded(self, title: str, text: str) -> None:
@@ -191,11 +191,11 @@ class Page:
         self._add("folded", title=title, text=text)
 
     def notes(self, notes: Sequence[str]) -> None:
-        """Add a list of notes."""
+        """Add a list of notes to the page."""
         self._add("notes", notes=notes)
 
     def html(self) -> str:
-        """Return the whole page."""
+        """Return the whole page as HTML."""
         return render(self._template, {**self._values, "blocks": self._blocks})
 
     def write(self, path: Path) -> None:

@@ -71,17 +71,17 @@ class _Totals:
 
     @property
     def is_trained(self) -> bool:
-        """Whether all rounds are done; clients are then fine-tuned and scored."""
+        """Whether the progress has reached the end of all rounds; only scoring is left."""
         return self.round >= self.rounds
 
     def describe(self) -> str:
-        """Return the score and the bytes so far."""
+        """Return the score and the bytes so far for the progress line."""
         if not self.score:
             return format_bytes(self.bytes)
         return f"{self.score}  {format_bytes(self.bytes)}"
 
     def describe_all(self) -> str:
-        """Return everything in one line."""
+        """Return all progress in one line."""
         spent = time.monotonic() - self.started
         line = f"round {self.round}/{self.rounds}  {self.describe()}  {spent:.0f} s"
         done = self.round - self.first
@@ -94,7 +94,7 @@ class _Totals:
 
 
 def describe_score(line: Line) -> str:
-    """Return the mean score of a line, or "" if no client was scored.
+    """Return the mean score of a progress line, or "" if no client was scored.
 
     >>> describe_score({"accuracy_mean": 0.9})
     'accuracy 90.0 %'
@@ -243,7 +243,7 @@ class RunStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the shown run is over and nothing will change any more."""
         return self.state in OVER
 
 

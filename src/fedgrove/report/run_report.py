@@ -74,14 +74,14 @@ class RunRecord:
 
 
 def make_run_report(record: RunRecord) -> Page:
-    """Return the whole page."""
+    """Return the whole HTML report of a run."""
     report = _Report(record)
     title = f"{report.method} on {report.data}"
     return Page(title, report.describe_state(), template="run.html", record=record, report=report)
 
 
 def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
-    """Return the result in one sentence, compared with fedavg and with training alone."""
+    """Return the headline of a run's report, compared with fedavg and with training alone."""
     method = str(summary["method"])
     if "tasks" in summary:
         means = []
@@ -158,7 +158,7 @@ class _Report:
         return ""
 
     def headline(self) -> str:
-        """Return the result in one sentence."""
+        """Return the headline of the report: the result in one sentence."""
         return headline(self.summary, self.record.baselines)
 
     def scores_after(self, epochs: str) -> Scores:
@@ -430,7 +430,7 @@ class _Report:
         return drawn
 
     def causes(self) -> dict[str, int]:
-        """Return the bytes by cause, without those that cost nothing."""
+        """Return the bytes by cause for a chart, without those that cost nothing."""
         causes = {}
         for cause, count in sum_by_cause(self.record.lines).items():
             if count:
@@ -498,7 +498,7 @@ class _Report:
         return _draw_points(title, list(points.values()), names, "answers", 4, y_from_zero=True)
 
     def virtual_seconds(self) -> float:
-        """Return the virtual time of all rounds, 0 if the run has no clock."""
+        """Return the virtual time of all rounds for the report, 0 if the run has no clock."""
         clocks = read_column(self.points, "clock")
         return float(np.nanmax(clocks, initial=0.0))
 

@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
 
 def average_over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
-    """Average the runs of each method and settings over seeds.
+    """Average the results of each method and settings over seeds, for tables.
 
     Args:
         members: The summaries by the names of the runs; None for a run without a summary.
@@ -86,7 +86,7 @@ def average_over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, 
 
 
 def strip_seed(name: str) -> str:
-    """Return a run's name without its seed.
+    """Return a run's name in tables over seeds, without its seed.
 
     >>> strip_seed("fedprox-mu=0.1-s3"), strip_seed("my-sweep")
     ('fedprox-mu=0.1', 'my-sweep')

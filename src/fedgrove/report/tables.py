@@ -61,7 +61,7 @@ USUAL = {"init": "scratch", "freeze": 0.0}
 
 
 def format_bytes(n: int) -> str:
-    """Format a number of bytes.
+    """Format a number of bytes for a table.
 
     >>> format_bytes(3 * 2**20), format_bytes(2048), format_bytes(12)
     ('3.0 MiB', '2.0 KiB', '12 B')
@@ -99,7 +99,7 @@ def format_percent(share: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a time.
+    """Format a time for a table.
 
     >>> [format_duration(seconds) for seconds in (0.0123, 4.5, 600, 86_400)]
     ['12.3 ms', '4.5 s', '10 min', '24 h']
@@ -117,7 +117,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float, digits: int = 6) -> str:
-    """Format a number of any size with some significant digits.
+    """Format a number of any size for a table, with some significant digits.
 
     >>> format_number(1500000), format_number(20000), format_number(0.12345, 3)
     ('1.5M', '20,000', '0.123')
@@ -133,14 +133,14 @@ def format_number(value: float, digits: int = 6) -> str:
 
 
 def or_dash(value: Any, format_value: Callable[[Any], str]) -> str:
-    """Format a value, or return a dash for None."""
+    """Format a table's value, or return a dash for None."""
     if value is None:
         return "-"
     return format_value(value)
 
 
 def bytes_per_device(summary: Summary, direction: str) -> float | None:
-    """Return the mean bytes of one device in one round; None if the summary does not tell.
+    """Return a table's mean bytes of one device in one round; None if it is unknown.
 
     >>> bytes_per_device({"bytes_up": 600, "rounds": 3, "cohort": 2}, "up")
     100.0
@@ -153,7 +153,7 @@ def bytes_per_device(summary: Summary, direction: str) -> float | None:
 
 
 def read_column(rows: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
-    """Return the values of a key; NaN for None and for rows without the key.
+    """Return a table's values of a key; NaN for None and for rows without the key.
 
     >>> read_column([{"a": 1}, {"a": None}, {}], "a")
     array([ 1., nan, nan])
@@ -214,7 +214,7 @@ class Scores(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What a score is multiplied by to be shown."""
+        """What a score is multiplied by to be shown in a table."""
         return 100.0 if self.share else 1.0
 
     @property
@@ -224,7 +224,7 @@ class Scores(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The metric with its unit."""
+        """The metric with its unit, as the head of a table's column."""
         return f"{self.metric}{self.percent}"
 
     @property
@@ -234,7 +234,7 @@ class Scores(NamedTuple):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The lowest and the highest value that is possible, as shown."""
+        """The lowest and the highest possible value of the metric, as shown in charts."""
         if self.share:
             return 0.0, 100.0
         return -math.inf, math.inf
@@ -269,13 +269,13 @@ class _Row(NamedTuple):
     """The clients and bytes of the task."""
 
     def sent(self, direction: str) -> int:
-        """The bytes of the row's task, or of its run: early runs did not count by task."""
+        """The bytes in a table's row: of its task, or of its run if it did not count by task."""
         key = f"bytes_{direction}"
         count: int = self.task_values.get(key, self.summary[key])
         return count
 
     def conditions(self) -> tuple[Any, ...]:
-        """What scores must have in common to be compared."""
+        """What the scores of table rows must have in common to be compared."""
         options = ("data", "partition", "scenario", "split", "clients", "rounds")
         return (*map(self.summary.get, options), self.task, self.scores.metric)
 
@@ -353,14 +353,14 @@ def print_summaries(
 
 
 def explain_errors(metrics: Sequence[Scores], file: IO[str] | None = None) -> None:
-    """Print a line for each metric of which less is better."""
+    """Print a line below the table for each metric of which less is better."""
     for scores in metrics:
         if not scores.more_is_better:
             print_text(f"{scores.metric}: less is better, and the worst is the largest", file)
 
 
 def list_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return the notes of the runs' data sets, each once."""
+    """Return the notes of the runs' data sets for a table, each once."""
     # A dictionary keeps the order of first appearance, which a set would not.
     notes: dict[str, None] = {}
     for summary in summaries:

@@ -116,12 +116,12 @@ def write_ascii_where_needed() -> None:
 
 
 def is_unicode(encoding: str) -> bool:
-    """Return whether an encoding has every sign."""
+    """Return whether the terminal's encoding has every sign."""
     return encoding.lower().replace("-", "").replace("_", "").startswith("utf")
 
 
 def replace_signs(error: UnicodeError) -> tuple[str, int]:
-    """Return ASCII for signs that cannot be encoded, and the position where encoding continues.
+    """Return ASCII for signs that the terminal cannot show, and where encoding continues.
 
     >>> codecs.register_error(ENCODING_ERRORS, replace_signs)
     >>> "3 ± 1 é".encode("ascii", errors=ENCODING_ERRORS)

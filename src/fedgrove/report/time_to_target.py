@@ -47,12 +47,12 @@ class Curve:
 
     @property
     def best(self) -> float:
-        """The best score of all rounds."""
+        """The best score of all rounds on the curve."""
         scores = [point.score for point in self.points]
         return max(scores) if self.more_is_better else min(scores)
 
     def reaches(self, target: float) -> Point | None:
-        """Return the first point that is as good as ``target``."""
+        """Return the first point of the curve that is as good as ``target``."""
         for point in self.points:
             is_above = point.score >= target
             if point.score == target or is_above == self.more_is_better:
@@ -106,7 +106,7 @@ def read_curve(
 
 
 def common_target(curves: Sequence[Curve], wanted: float | None = None) -> float:
-    """Return ``wanted``, or the best score that all runs reach; all must have one metric.
+    """Return the target score of a time table: ``wanted``, or the best that all runs reach.
 
     >>> points = [Point(1, 2.0, 0.5, 0, 0), Point(2, 4.0, 0.75, 0, 0)]
     >>> one = Curve("one", "fedavg", "accuracy", True, True, tuple(points), total=4.0)
@@ -219,7 +219,7 @@ def print_times(
 
 
 def write_time_report(curves: Sequence[Curve], found: Mapping[str, Any], path: Path) -> None:
-    """Write the page: the chart and the table."""
+    """Write the HTML page of times to a target: the chart and the table."""
     scores = _scores(curves)
     names = list(map(itemgetter("run"), found["runs"]))
     page = Page(f"Virtual time to {_describe_target(scores, found)}")

@@ -24,14 +24,14 @@ class Tracker(Protocol):
     """Where the numbers are, and how to view them."""
 
     def log(self, path: str, line: Mapping[str, Any]) -> None:
-        """Log a line of the run at ``path``."""
+        """Log a line of the run at ``path`` to TensorBoard or MLflow."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left to TensorBoard or MLflow."""
 
 
 def make_tracker(name: str, place: Path) -> Tracker:
-    """Return a tracker that writes into ``place``.
+    """Return a tracker that logs to TensorBoard or MLflow in ``place``.
 
     Args:
         name: tensorboard or mlflow.
@@ -58,7 +58,7 @@ def store_address(file: Path) -> str:
 
 
 def find_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a line by name; those inside other objects as ``outer/inner``.
+    """Yield the numbers to log of a line by name; nested ones as ``outer/inner``.
 
     >>> list(find_numbers({"round": 3, "counts": True, "accuracy_mean": 0.5, "slowest": {"up": 2}}))
     [('accuracy_mean', 0.5), ('slowest/up', 2.0)]
@@ -81,7 +81,7 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
 
     def log(self, path: str, line: Mapping[str, Any]) -> None:
-        """Write the numbers of a line."""
+        """Write the numbers of a line to TensorBoard's event files."""
         if path not in self._writers:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -92,7 +92,7 @@ class TensorBoard:
             self._writers[path].add_scalar(name, value, line["round"])
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left to TensorBoard's event files."""
         for writer in self._writers.values():
             writer.close()
 
@@ -108,7 +108,7 @@ class MLflow:
         self._runs: dict[str, str] = {}
 
     def log(self, path: str, line: Mapping[str, Any]) -> None:
-        """Log the numbers of a line."""
+        """Log the numbers of a line to MLflow."""
         if path not in self._runs:
             run = self._client.create_run(experiment_id="0", run_name=_name_run(path))
             self._runs[path] = run.info.run_id
@@ -116,7 +116,7 @@ class MLflow:
             self._client.log_metric(self._runs[path], name, value, step=line["round"])
 
     def close(self) -> None:
-        """Mark the runs as ended."""
+        """Mark the runs as ended in MLflow."""
         for run in self._runs.values():
             self._client.set_terminated(run)
 

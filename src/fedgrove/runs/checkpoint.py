@@ -34,7 +34,7 @@ def state_to_json(
     numbers: dict[int, str] | None = None,
     stand_in: Callable[[Mapping[Any, Any]], Any] | None = None,
 ) -> Any:
-    """Return a method's state as plain JSON; tensors are replaced by their numbers.
+    """Return a method's state as plain JSON for a checkpoint, with numbers for tensors.
 
     Args:
         value: The state, or a part of it.
@@ -106,7 +106,7 @@ def state_from_json(
     like: Any = None,
     read: Callable[[str], Tree] | None = None,
 ) -> Any:
-    """Return the state that :func:`state_to_json` turned into JSON.
+    """Return the state in a checkpoint that :func:`state_to_json` turned into JSON.
 
     Args:
         plain: The JSON.
@@ -196,7 +196,7 @@ class TreeFiles:
         self._requested = {}
 
     def forget(self) -> None:
-        """Forget what was written, because the folder was changed."""
+        """Forget which checkpoint files were written, because the folder was changed."""
         self._now = {}
 
     @property
@@ -205,7 +205,7 @@ class TreeFiles:
         return sorted({written.name for written in self._now.values()})
 
     def stand_in(self, value: Mapping[Any, Any]) -> dict[str, str] | None:
-        """Return what replaces a large tree in a manifest; None for other mappings.
+        """Return what replaces a large tree in a checkpoint's manifest; None for other mappings.
 
         :meth:`write` fills in the name of the file.
         """
@@ -217,7 +217,7 @@ class TreeFiles:
         return self._requested[key][1]
 
     def write(self, folder: Path) -> None:
-        """Write the trees requested since :meth:`start` that changed or are new."""
+        """Write the checkpoint's trees requested since :meth:`start` that changed or are new."""
         changed = {}
         for key, (tree, _) in self._requested.items():
             written = self._before.get(key)
@@ -254,7 +254,9 @@ def _is_large_tree(value: Mapping[Any, Any]) -> bool:
 
 
 def mark_tensor(leaf: Tensor) -> tuple[int, int]:
-    """Return numbers that change when a tensor is written to: torch's count, and a sum of bits.
+    """Return numbers that tell a checkpoint whether a tensor was written to.
+
+    They are torch's count of writes, and a sum of bits.
 
     Torch does not count writes by its fused optimisers, BatchNorm, ``.data`` or numpy.
     """
@@ -295,7 +297,7 @@ class Manifest:
 
     @cached_property
     def text(self) -> bytes:
-        """The content of its file."""
+        """The content of a checkpoint's manifest file."""
         # Kept: parts of the content may change in later rounds, when it becomes previous.json.
         return seal_json(self.content)
 
@@ -314,7 +316,7 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest.
+    """Read the manifest of a checkpoint.
 
     Raises:
         DamageError: It is missing or damaged.
@@ -334,7 +336,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def find_manifest(path: Path) -> Manifest | None:
-    """Read a manifest; None if it cannot be used."""
+    """Read the manifest of a checkpoint; None if it cannot be used."""
     try:
         return read_manifest(path)
     except InputError:

@@ -36,7 +36,10 @@ PARTLY = 0.5
 
 
 def check_fit(run: Run) -> None:
-    """Let the method make its first state; what it refuses is refused with both names."""
+    """Check before a run that the method accepts the network: let it make its first state.
+
+    What it refuses is refused with both names.
+    """
     try:
         with explain_errors(run.method, "nets"):
             _ = run.nets
@@ -83,7 +86,7 @@ def _check_finetuning(run: Run) -> None:
 
 
 def check_stages(run: Run) -> None:
-    """Refuse the work of "use" if it is not made of stages."""
+    """Check before a run that the work of "use" is made of stages."""
     try:
         run.work("use")
     except FedgroveError as error:
@@ -94,7 +97,7 @@ def check_stages(run: Run) -> None:
 
 
 def make_notes(run: Run, state: Any, density: float | None) -> list[str]:
-    """Return the notes on how the method treats the network; none for most.
+    """Return a run's notes on how the method treats the network; none for most.
 
     Args:
         run: The run.
@@ -181,7 +184,7 @@ TRIED = 3
 
 
 def check_problem(run: Run) -> None:
-    """Refuse a loss or a metric that does not give a number for each example."""
+    """Check before a run that loss and metric give a number for each example."""
     federation = run.federation
     problem = federation.problem
     if not federation.is_lazy:

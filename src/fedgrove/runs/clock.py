@@ -43,14 +43,14 @@ class Times(NamedTuple):
 
     @property
     def total(self) -> float:
-        """From the start of the exchange to the last byte of the report."""
+        """Virtual seconds of a client from the start of the exchange to its whole report."""
         return self.down + self.compute + self.up
 
 
 def times(
     info: ClientInfo, steps: Steps | None, start: float, bytes_down: int, macs: int, bytes_up: int
 ) -> Times:
-    """How long a client takes that is sent its task at the virtual second ``start``.
+    """Compute how long a client takes on the virtual clock, from the second ``start``.
 
     A megabyte each way at 8 and 4 Mbit/s, and 2 GMAC at speed 1:
 
@@ -67,7 +67,9 @@ def times(
 
 
 def transfer(count: int, start: float, seconds: Sequence[float], rates: Sequence[float]) -> float:
-    """How long so many bytes take from ``start`` on, at ``rates`` (Mbit/s) from ``seconds`` on.
+    """Compute the virtual seconds in which some bytes are sent at changing bandwidths.
+
+    ``rates`` (Mbit/s) apply from ``seconds`` on; the transfer begins at ``start``.
 
     Where the rate is 0, they wait. A megabyte from second 1 on, at 4 Mbit/s up to second 2, nothing
     up to second 5, then 8 Mbit/s: half of it passes before the outage.
@@ -105,7 +107,7 @@ class Stopwatch:
         self._fastest_late: tuple[int, Times] | None = None
 
     def time_answers(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
-        """The answers, with those that come after the deadline lost."""
+        """Yield the answers of an exchange; those after the virtual deadline are lost."""
         for task, answer in answers:
             yield task, self._judge(task, answer)
 
@@ -151,7 +153,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """How long the exchange took.
+        """The virtual seconds that the exchange took.
 
         With a deadline a server waits for those who are missing: it cannot tell one that failed
         from one that is slow. Without, it hears of failures.
@@ -162,7 +164,7 @@ class Stopwatch:
         return 0.0 if self._slowest is None else self._slowest[1].total
 
     def to_line(self) -> dict[str, Any]:
-        """What a line of metrics.jsonl says of it."""
+        """Return the entries of a line of metrics.jsonl about virtual time."""
         parts: dict[str, Any] = {
             "virtual_seconds": round(self.seconds, DIGITS),
             "virtual_clock": round(self._start + self.seconds, DIGITS),
@@ -176,7 +178,7 @@ class Stopwatch:
         return parts
 
     def explain_all_late(self) -> str:
-        """A sentence, if all who answered were late; otherwise empty."""
+        """Return a sentence if all clients that answered missed the deadline; otherwise ""."""
         if self._in_time or self._fastest_late is None:
             return ""
         client, taken = self._fastest_late
@@ -187,7 +189,7 @@ class Stopwatch:
         )
 
     def check_deadline(self, tasks: Sequence[Task]) -> None:
-        """Refuse a deadline that all clients miss, where no later try could go otherwise."""
+        """Refuse a deadline that all clients of a run always miss."""
         federation = self._run.federation
         all_were_asked = len(tasks) == len(federation.ids)
         is_final = self._start == 0 and all_were_asked and federation.trace is None
@@ -203,7 +205,7 @@ def _cost(answer: Any) -> Mapping[str, Mapping[str, int]]:
 
 
 def clock_of(lines: Sequence[Mapping[str, Any]]) -> float:
-    """The virtual second up to which the lines of metrics.jsonl go."""
+    """Return the virtual second up to which the lines of metrics.jsonl go."""
     if not lines:
         return 0.0
     # A run that was begun before there was a clock starts it where it is resumed.
@@ -211,7 +213,7 @@ def clock_of(lines: Sequence[Mapping[str, Any]]) -> float:
 
 
 def make_notes(run: Run, end: float) -> list[str]:
-    """What a summary says where a trace ended before the run did, at the virtual second ``end``."""
+    """Return a summary's note if a bandwidth trace ended before the run did."""
     trace = run.federation.trace
     if trace is None:
         return []

@@ -55,7 +55,7 @@ class Faults:
 
     @classmethod
     def parse(cls, text: str) -> Faults:
-        """From the words of the command line: ``crash=0.1,late=0.2``."""
+        """Parse the faults of a run as the command line writes them: ``crash=0.1,late=0.2``."""
         shares: dict[str, float] = {}
         for word in text.split(","):
             kind, _, number = word.partition("=")
@@ -74,11 +74,11 @@ class Faults:
 
     @property
     def text(self) -> str:
-        """As the command line writes it."""
+        """The faults of a run as the command line writes them."""
         return ",".join(f"{kind}={share:g}" for kind, share in self.shares)
 
     def hit(self, seed: int, task: Task) -> str | None:
-        """The fault that hits a task, if one does."""
+        """Return the simulated fault that hits a task of a run, if one does."""
         if not self.shares or task.verb in SCORING_VERBS:
             return None
         words = (task.round, task.attempt, task.to, task.verb, "fault")

@@ -34,7 +34,7 @@ SHORT = 16
 
 
 def compute_checksum(data: bytes) -> str:
-    """Return the SHA-256 of some bytes, in hexadecimal."""
+    """Return the SHA-256 of a run's file, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -42,7 +42,7 @@ def compute_checksum(data: bytes) -> str:
 
 
 def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
-    """Write a file so that it exists whole or not at all.
+    """Write a file of a run folder so that it exists whole or not at all.
 
     Args:
         path: The file.
@@ -72,7 +72,7 @@ def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a run folder, are on the disk."""
     # Windows cannot open a folder, and keeps names safe by itself.
     if os.name == "nt" and path.is_dir():
         return
@@ -106,7 +106,7 @@ _RESTORE = "restore it from a copy, or run it again."
 
 
 def check_inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder.
+    """Return the path of a file that must lie in a run folder.
 
     Raises:
         DamageError: The name, or a link on the way, leads out of the folder.
@@ -125,18 +125,18 @@ def check_inside(folder: Path, name: str) -> Path:
 
 
 def is_file_name(name: Any) -> bool:
-    """Whether something is the name of a file in a folder, and not a path to elsewhere."""
+    """Whether a manifest's entry is the name of a file in the run folder, not a path elsewhere."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name from a message is short and plain, so that it can be part of a file's name."""
+    """Whether a name from a message is plain enough for the name of a file in a run folder."""
     is_plain = re.fullmatch(r"[\w:.-]{1,100}", name, re.ASCII) is not None
     return is_plain and ".." not in name
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content; a file that cannot be read raises :class:`DamageError`."""
+    """Return the content of a file in a run folder, or raise :class:`DamageError`."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -147,12 +147,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def damaged(path: Path, why: str = "it is not what was written") -> DamageError:
-    """Return the error for a file that can be read but is wrong."""
+    """Return the error for a file of a run folder that can be read but is wrong."""
     return DamageError(f"{path} is damaged: {why}; {_RESTORE}")
 
 
 def parse_json(data: bytes, path: Path) -> Any:
-    """Return the content of a JSON file from its bytes."""
+    """Return the content of a run folder's JSON file from its bytes."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -163,12 +163,12 @@ def parse_json(data: bytes, path: Path) -> Any:
 
 
 def name_with_checksum(stem: str, data: bytes) -> str:
-    """Return the name of a file of tensors with this content."""
+    """Return the name of a run's file of tensors, which has its checksum."""
     return f"{stem}.{compute_checksum(data)[:SHORT]}.safetensors"
 
 
 def read_named(folder: Path, name: str) -> bytes:
-    """Return the content of a file whose name has its checksum."""
+    """Return the content of a run's file whose name has its checksum."""
     if not is_file_name(name):
         raise DamageError(f"{folder} names a file '{name}', which is not in it; {_RESTORE}")
     path = check_inside(folder, name)
@@ -247,7 +247,7 @@ def read_listed(folder: Path, name: str, checksums: Mapping[str, str]) -> bytes:
 
 
 def folder_exists(path: Path) -> InputError:
-    """Return the error for a folder that exists already."""
+    """Return the error for a run folder that exists already."""
     return InputError(
         f"the run folder {path} exists; runs are never overwritten. "
         f"Give another --out, or resume it with: fedgrove resume {path}"
@@ -255,7 +255,7 @@ def folder_exists(path: Path) -> InputError:
 
 
 def fresh_name(root: Path, stem: str) -> Path:
-    """Return a folder name under ``root`` that is free: ``stem``, ``stem-2``, ``stem-3``, ..."""
+    """Return a free name for a run folder: ``stem``, ``stem-2``, ``stem-3``, ..."""
     # A colon (the data set "emnist:letters") is not allowed in folder names on every system.
     stem = stem.replace(":", "-")
     path = root / stem

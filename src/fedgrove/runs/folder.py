@@ -81,7 +81,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """Make a new folder.
+        """Make a new run folder.
 
         Args:
             path: The folder, which must not exist.
@@ -130,7 +130,7 @@ class RunFolder:
         return self._paths[name]
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file that checksums.txt lists.
+        """Return the content of a file in the run folder that checksums.txt lists.
 
         Args:
             name: ``config.toml``, or a file of a finished run.
@@ -152,7 +152,7 @@ class RunFolder:
 
     @property
     def config(self) -> str:
-        """The text of config.toml."""
+        """The text of the run's config.toml."""
         try:
             return self.read("config.toml").decode()
         except UnicodeDecodeError:
@@ -463,7 +463,7 @@ class RunFolder:
         return 0
 
     def check_format(self) -> None:
-        """Refuse checkpoints of another version."""
+        """Refuse checkpoints of another version of the run folder."""
         for path in (self._latest, self._previous):
             # Damage is reported by restore().
             with suppress(DamageError):
@@ -489,7 +489,7 @@ class RunFolder:
     # ---- results ---------------------------------------------------------------------------------
 
     def save_models(self, run: Run, delivery: Delivery) -> None:
-        """Write each client's own model if it has one, otherwise the delivered model, once.
+        """Write the models of a finished run: each client's own, or the delivered one, once.
 
         Files have the frozen parameters of the net too, so that each is a whole model. A model that
         several clients are delivered is kept next to their own. ``preparation.json`` says how raw
@@ -566,7 +566,7 @@ class RunFolder:
         return about
 
     def tree(self, name: str) -> Tree:
-        """Return the weights in a file of ``models/``, in float32."""
+        """Return the weights in a file of the run's ``models/``, in float32."""
         content = self.read(f"models/{name}")
         tree = decode_tree(content, self.path / "models" / name)
         return {leaf: value.float() for leaf, value in tree.items()}

@@ -35,7 +35,7 @@ Take = Callable[[str, Mapping[str, Any]], None]
 
 
 def ignore(path: str, line: Mapping[str, Any]) -> None:
-    """Take no line."""
+    """Take no line of the run that is followed."""
 
 
 class Follower:
@@ -67,7 +67,7 @@ class Follower:
     def read_status(
         self, member: Mapping[str, str] | None = None, sweep: Path | None = None
     ) -> RunStatus:
-        """How the run stands now; ``member`` is what a ``sweep`` says of it."""
+        """Return how the followed run stands now; ``member`` is its state in a sweep."""
         # In this order: who is about to finish writes the summary and then frees the lock.
         is_trained = _is_locked(self.path) or (sweep is not None and _is_locked(sweep))
         self._read()
@@ -185,7 +185,7 @@ class Following:
             self._followers[""] = Follower(path, take)
 
     def read_statuses(self) -> list[RunStatus]:
-        """How every run stands now."""
+        """Return how every followed run stands now."""
         if "" in self._followers:
             return [self._followers[""].read_status()]
         found = []

@@ -72,7 +72,7 @@ class Gate:
         info: ClientInfo,
         ruler: Ruler | None = None,
     ) -> Refusal | None:
-        """Return why the answer to a task cannot be used; None if it can, apart from its length.
+        """Return why the gate refuses a report; None if it does not, apart from its length.
 
         Args:
             report: The answer, which may be anything.
@@ -92,7 +92,7 @@ class Gate:
             return malformed(task, error)
 
     def lengths(self, report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
-        """Return the lengths of a report's updates; nothing if they do not matter."""
+        """Return the lengths of a report's updates for the gate; nothing if they do not matter."""
         if self.norm:
             return measure_lengths(report, task, ruler)
         return {}
@@ -100,7 +100,7 @@ class Gate:
     def refuses_lengths(
         self, task: Task, lengths: Lengths, usual: Mapping[str, float]
     ) -> Refusal | None:
-        """Return why an update is too long, compared with the usual length of its kind."""
+        """Return why the gate refuses an update as too long, compared with others of its kind."""
         for name, (length, model_length) in lengths.items():
             factor = self.norm
             if name.endswith(STATISTICS):
@@ -120,7 +120,7 @@ class Gate:
 
 
 def malformed(task: Task, error: Exception) -> Refusal:
-    """Return the refusal of a report that cannot even be looked at."""
+    """Return the gate's refusal of a report that cannot even be read."""
     sentence = f"client {task.to} sent a malformed report: {type(error).__name__}: {error}."
     return Refusal("malformed", sentence)
 
@@ -235,7 +235,7 @@ def _check_mask(packet: Packet, form: ExpectedPacket) -> str | None:
 
 
 def is_same_mask(mask: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two masks are equal, wherever their tensors are."""
+    """Whether the masks of a task and its report are equal, wherever their tensors are."""
     # Most clients return the very mask they were sent.
     if mask is other:
         return True
@@ -265,12 +265,14 @@ Lengths = Mapping[str, tuple[float, float]]
 
 
 def kind_of(task: Task, packet: str) -> str:
-    """Return the kind of an update: those of one packet and verb have comparable lengths."""
+    """Return the kind of an update for the gate: packet and verb, which have similar lengths."""
     return f"{task.verb.partition(':')[0]}/{packet}"
 
 
 def measure_lengths(report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
-    """Return the Euclidean length of what each packet changes, or of a new packet itself.
+    """Return how long each update of a report is, for the gate.
+
+    A new packet counts with its own length.
 
     A new packet is an update of the model under another name, or evidence about it, so it is
     compared with all that was sent. One without floating-point numbers has no length.
@@ -324,11 +326,11 @@ class Ruler:
         self._changes: dict[int, tuple[Packet, dict[str, Change]]] = {}
 
     def start_report(self) -> None:
-        """Drop the changes of the last report."""
+        """Drop the changes of the last report before the gate measures the next."""
         self._changes.clear()
 
     def changes(self, packet: Packet, sent: Packet | None) -> Mapping[str, Change]:
-        """Return what a packet changes: its weights, under "", and running statistics, if any."""
+        """Return what a reported packet changes: weights, under "", and running statistics."""
         if id(packet) not in self._changes:
             before = NOTHING if sent is None else sent.values
             changes = {}
@@ -341,7 +343,7 @@ class Ruler:
         return self._changes[id(packet)][1]
 
     def length(self, sent: Packet, names: tuple[str, ...] | None = None) -> float:
-        """Return the length of a sent packet, or of its leaves with these names."""
+        """Return the length of a packet that the run sent, or of its leaves with these names."""
         key = (id(sent.values), names)
         if key not in self._lengths:
             self._alive[id(sent.values)] = sent.values
@@ -501,12 +503,12 @@ class RecentLengths:
         self.by_kind = {kind: list(recent) for kind, recent in (by_kind or {}).items()}
 
     def knows(self, task: Task, lengths: Lengths) -> bool:
-        """Whether there are enough recent updates of each of these kinds."""
+        """Whether the run has seen enough recent updates of each of these kinds."""
         kinds = [kind_of(task, name) for name in lengths]
         return all(len(self.by_kind.get(kind, ())) >= FEW_LENGTHS for kind in kinds)
 
     def usual(self, now: Iterable[tuple[Task, Lengths]]) -> dict[str, float]:
-        """Return the median length of each kind among the updates that came ``now``.
+        """Return the median length of the run's recent updates, by kind, with those ``now``.
 
         They count themselves only if there are too few recent ones.
         """

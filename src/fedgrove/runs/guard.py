@@ -56,7 +56,7 @@ def explain_errors(
 
 
 def record_errors(items: Iterable[T], errors: list[BaseException]) -> Iterator[T]:
-    """Yield the items; an error in getting one of them is added to ``errors``."""
+    """Yield a run's items; an error in getting one of them is added to ``errors``."""
     try:
         yield from items
     except Exception as error:
@@ -94,7 +94,7 @@ def _blame(method: AnyMethod, function: str, error: Exception) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error as part of a sentence; with its place, unless it is one of fedgrove's."""
+    """Return an error in a run as part of a sentence, with its place if it is a user's."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
@@ -115,7 +115,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def check_state(method: AnyMethod, function: str, state: Any) -> None:
-    """Refuse what is no state, for example None from a function that forgets to return it."""
+    """Refuse a run whose method returns no state, for example None."""
     if not hasattr(state, "round"):
         raise MethodError(
             f"{methods.name_of(method)}: {function} gives a {type(state).__name__}; it must return "

@@ -34,7 +34,7 @@ _held: set[int] = set()
 
 @contextmanager
 def locked(folder: Path, sweep: Path | None = None) -> Iterator[None]:
-    """Hold the lock of a run's or a sweep's folder.
+    """Lock the folder of a run or a sweep while the block runs.
 
     A run of a ``sweep`` is refused while the whole sweep is trained; whoever locks the sweep asks
     :func:`check_free` of its runs. So whichever comes second notices, and a sweep of a thousand
@@ -56,7 +56,7 @@ def locked(folder: Path, sweep: Path | None = None) -> Iterator[None]:
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that is locked, by another process or by this one."""
+    """Refuse a run folder that is locked, by another process or by this one."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDWR | _NO_FOLLOW)
     except OSError:

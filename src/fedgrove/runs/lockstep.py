@@ -49,7 +49,7 @@ FAILURES = (FedgroveError, OSError)
 
 
 def ignore(line: Mapping[str, Any]) -> None:
-    """Do nothing with a line: the default of ``watch``."""
+    """Do nothing with a line of a run: the default of ``watch``."""
 
 
 @dataclass(eq=False)
@@ -152,7 +152,7 @@ class Member:
         return plan_scoring(self.run, self.exchange.state)
 
     def score(self, tasks: Sequence[Task], answers: Answers) -> None:
-        """Add the clients' scores to the line."""
+        """Add the clients' scores to the round's line of metrics.jsonl."""
         ledger = Ledger()
         admission = Admission(self.run, tasks)
         reports: list[Report] = []
@@ -176,7 +176,7 @@ class Member:
         self.line |= ledger.totals("bytes_evaluate")
 
     def commit(self, seconds: float) -> None:
-        """Write the line and the checkpoint."""
+        """Write the round's line and the checkpoint."""
         self.line["seconds"] = round(seconds, 4)
         self.folder.log(self.line)
         self.folder.save(self.run, self.exchange.state, self.exchange.attempt)
@@ -221,7 +221,7 @@ class Member:
         self._draft = summary
 
     def finish(self, seconds: float) -> None:
-        """Write models and summary."""
+        """Write models and summary of a finished run."""
         self.folder.save_models(self.run, self._delivery)
         spent = sum(line["seconds"] for line in self.folder.metrics()) + seconds
         summary = {**self._draft, "seconds": round(spent, 3)}
@@ -229,7 +229,7 @@ class Member:
         self.summary = summary
 
     def attempt(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Take a step; if it fails, this run is over."""
+        """Take a step of one run; if it fails, this run is over."""
         try:
             step(*arguments)
         except FAILURES as error:
@@ -311,7 +311,7 @@ Receive = Callable[[Member, Sequence[Task], Answers], None]
 
 
 def map_together(engine: Engine, members: Sequence[Member], plan: Plan, receive: Receive) -> None:
-    """Make one map over the tasks of all members.
+    """Make one map over the tasks of all runs in lockstep.
 
     A member whose ``receive`` fails is left with its error. If the map itself breaks, nobody knows
     whose job it was: the members that had not received all their answers try again, one by one, and
@@ -428,7 +428,7 @@ thousand, and drops them at its end."""
 
 
 def limit_threads(parameters: int) -> AbstractContextManager[None]:
-    """Use one torch thread for work on the trees of a small network.
+    """Use one torch thread while the run folds the trees of a small network.
 
     Leaves of ten thousand numbers are done before a second thread has woken up, and threads that
     wait for the next leaf keep cores from those that encode and train.
@@ -438,7 +438,7 @@ def limit_threads(parameters: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def collect_rarely() -> Iterator[None]:
-    """Collect garbage less often than Python's default of once per 700 new objects.
+    """Collect garbage less often during runs than Python's default, every 700 objects.
 
     That would be ten times in a round of ten clients and find next to nothing: a tenth of the
     server's time. Every hundredth or so collection goes through all objects, which takes longer

@@ -56,7 +56,7 @@ _Row = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 def encode_tree(tree: Mapping[str, Tensor]) -> bytes:
-    """Return named tensors as the content of a safetensors file.
+    """Return a client's named tensors as the content of a safetensors file.
 
     The bytes are those of ``safetensors.torch.save``. It is written here because that function
     takes five times as long for a small client (143 against 29 µs), and refuses tensors that share
@@ -100,7 +100,7 @@ def _make_header(rows: tuple[_Row, ...]) -> tuple[bytes, tuple[str, ...]]:
 
 
 def decode_tree(data: bytes, path: Path) -> Tree:
-    """Return the tree in the content of a safetensors file, in the order it was written.
+    """Return the tree in a run's safetensors file, in the order it was written.
 
     Raises:
         DamageError: The content is no such file; the message names ``path``.
@@ -117,19 +117,19 @@ def decode_tree(data: bytes, path: Path) -> Tree:
 
 
 def write_tree(path: Path, tree: Mapping[str, Tensor]) -> None:
-    """Write named tensors as a safetensors file."""
+    """Write named tensors as a safetensors file of a run."""
     write_bytes(path, encode_tree(tree))
 
 
 def read_tree(path: Path) -> Tree:
-    """Read a safetensors file; the tensors come in the order in which they were written."""
+    """Read a safetensors file of a run; tensors come in the order they were written."""
     return decode_tree(read_bytes(path), path)
 
 
 def write_named_tree(
     folder: Path, stem: str, tree: Mapping[str, Tensor], there: Collection[str] = ()
 ) -> str:
-    """Write a tree as a file whose name has its checksum.
+    """Write a tree into a run folder as a file whose name has its checksum.
 
     Args:
         folder: Where to write it.
@@ -153,7 +153,7 @@ def read_named_tree(folder: Path, name: str) -> Tree:
 
 
 def join_trees(forest: Mapping[str, Mapping[str, Tensor]]) -> Tree:
-    """Return several named trees as one, with names TREE/LEAF."""
+    """Return the trees of a client's memory as one, with names TREE/LEAF."""
     tree: Tree = {}
     for tree_name, leaves in forest.items():
         if "/" in tree_name:
@@ -201,7 +201,7 @@ class Memory:
         self._recent = _RecentFiles()
 
     def read(self, client: int, version: str | None) -> dict[str, Tree]:
-        """Return the trees of one version; empty without a version, or if the files are elsewhere.
+        """Return one version of a client's memory; empty without one, or if files are elsewhere.
 
         The tensors are new: the caller may change them.
         """
@@ -222,7 +222,7 @@ class Memory:
         forest: Mapping[str, Tree],
         current: str | None = None,
     ) -> str:
-        """Write a new version, which never overwrites another one.
+        """Write a new version of a client's memory, which never overwrites another one.
 
         Args:
             client: The client.
@@ -247,20 +247,20 @@ class Memory:
         return version
 
     def has(self, client: int, version: str) -> bool:
-        """Whether a version was written, as far as can be known here."""
+        """Whether a version of a client's memory was written, as far as can be known here."""
         if self.elsewhere:
             return is_plain_name(version)
         return (self.folder / memory_file_name(client, version)).is_file()
 
     def delete_unfinished(self, pid: int) -> None:
-        """Delete the files that a killed process was writing."""
+        """Delete the memory files that a killed process was writing."""
         # On a disk with errors they stay: no manifest names them, and the next commit tries again.
         with suppress(OSError):
             for path in self.folder.glob(f"*.safetensors.{pid}-*{PARTIAL}"):
                 path.unlink()
 
     def accept(self, client: int, version: str | None) -> None:
-        """Make a version the client's current one; None changes nothing."""
+        """Make a version the client's current memory; None changes nothing."""
         if not version:
             return
         before = self.files.get(client)
@@ -288,11 +288,11 @@ class _RecentFiles:
         return _RecentFiles, ()
 
     def get(self, name: str) -> bytes | None:
-        """Return a file's content, if it is cached."""
+        """Return a memory file's content, if it is cached."""
         return self._files.get(name)
 
     def add(self, name: str, data: bytes) -> None:
-        """Cache a file; the oldest ones go if all take too much."""
+        """Cache a memory file; the oldest ones go if all take too much."""
         with self._lock:
             self._drop(name)
             self._files[name] = data
@@ -301,7 +301,7 @@ class _RecentFiles:
                 self._drop(next(iter(self._files)))
 
     def drop(self, name: str) -> None:
-        """Drop a file."""
+        """Drop a memory file from the cache."""
         with self._lock:
             self._drop(name)
 
@@ -317,7 +317,7 @@ def make_version(round: int, verb: str, checksum: str) -> str:
 
 
 def memory_file_name(client: int | str, version: str) -> str:
-    """Return the file name of a version.
+    """Return the file name of a version of a client's memory.
 
     Raises:
         InputError: The version, which may come from a message, could lead to another folder.

@@ -75,16 +75,19 @@ class Model:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one raw example; sets that were mixed have other inputs than the network."""
+        """The shape of one raw example for a finished run's model.
+
+        Sets that were mixed have other inputs than the network.
+        """
         return self.preparation.shape or self.net_shape
 
     @property
     def classes(self) -> Array:
-        """What :meth:`predict` chooses from: whole numbers where all names are, else names."""
+        """The classes that a run's model predicts: whole numbers if all names are, else names."""
         return _as_given(self.labels)
 
     def predict(self, x: Any) -> Any:
-        """The class of each example, by name; several labels as 0 and 1; numbers in their units.
+        """Predict with a finished run's model: class names, labels as 0 and 1, or numbers.
 
         One example gives one answer, a batch an array of them.
         """
@@ -100,7 +103,7 @@ class Model:
         return _one(answers, is_one)
 
     def predict_proba(self, x: Any) -> Any:
-        """The probability of each class or label, in the order of :attr:`labels`."""
+        """Return the probability of each class or label by a finished run's model."""
         if self.kind not in ("classes", "labels"):
             raise InputError(
                 f"{self.who} predicts {self.kind or 'what is no class'}, which have no "
@@ -112,12 +115,12 @@ class Model:
         return _one(outputs.sigmoid().numpy(), is_one)
 
     def outputs(self, x: Any) -> Any:
-        """What the network gives, before it is made into an answer: logits, for classes."""
+        """Return what a finished run's network outputs: logits, for classes."""
         outputs, is_one = self._outputs(x)
         return _one(outputs.numpy(), is_one)
 
     def score(self, x: Any, y: Any) -> float:
-        """The share of classes or labels that are right; for numbers R², 1 at best."""
+        """Score a finished run's model: the share that is right; for numbers R²."""
         answers = np.asarray(self.predict(x))
         truth = np.asarray(y)
         if self.kind not in ("classes", "labels"):
@@ -125,7 +128,7 @@ class Model:
         return float((answers == truth.reshape(answers.shape)).mean())
 
     def standardised_by(self, x: Any) -> Model:
-        """The same model for a device whose own raw examples are ``x``.
+        """Return a run's model for a device whose own raw examples are ``x``.
 
         Where each client's inputs are standardised by its own data, a new device takes the mean and
         deviation of some of its own; no labels are needed.
@@ -274,7 +277,7 @@ def _as_given(labels: Sequence[str]) -> Array:
 
 
 def r2(y: Array, predicted: Array) -> float:
-    """1 - squared error / squared distance from the mean, over all examples and numbers.
+    """Compute R² of a run's model: 1 - squared error / squared distance from the mean.
 
     >>> r2(np.array([1.0, 3.0]), np.array([1.0, 2.0]))
     0.5
@@ -293,7 +296,7 @@ def r2(y: Array, predicted: Array) -> float:
 def describe_clients(
     run: Run, groups: Mapping[int, int], files: Mapping[int, str]
 ) -> dict[str, Any]:
-    """What ``models/preparation.json`` says of the clients whose models are kept.
+    """Return the entries of a run's ``models/preparation.json`` about clients.
 
     ``groups`` are the numbers of those that are delivered a model that others get too, ``files``
     the files of these.
@@ -359,7 +362,7 @@ def _unit(problem: Problem) -> dict[str, Any]:
 def client_model(
     about: Mapping[str, Any], client: int, tree: Mapping[str, Tensor], module: nn.Module
 ) -> Model:
-    """A client's own model."""
+    """Load a client's own model from a finished run."""
     entry = about["clients"][str(client)]
     who = f"the model of client {entry['name']}"
     preparation = Preparation.from_json(entry["preparation"])
@@ -369,7 +372,7 @@ def client_model(
 def shared_model(
     about: Mapping[str, Any], group: int, tree: Mapping[str, Tensor], module: nn.Module
 ) -> Model:
-    """The model that the clients of a group are delivered, for raw inputs of any device."""
+    """Load the model that a run delivers to the clients of a group, for raw inputs."""
     entries = [entry for entry in about["clients"].values() if entry.get("group") == group]
     tasks = {entry.get("task") for entry in entries}
     if len(tasks) > 1:
@@ -419,7 +422,7 @@ def _model(
 
 
 def pooled(preparations: Sequence[Preparation], examples: Sequence[int]) -> Preparation:
-    """The preparation of all clients' examples together, for a model that is no client's own.
+    """Return the preparation of all clients of a run together, for a shared model.
 
     >>> one, other = Preparation((0.0,), (1.0,)), Preparation((2.0,), (1.0,))
     >>> both = pooled([one, other], [5, 5])
@@ -442,7 +445,7 @@ def pooled(preparations: Sequence[Preparation], examples: Sequence[int]) -> Prep
 
 
 def filled(module: nn.Module, tree: Mapping[str, Tensor], who: str) -> nn.Module:
-    """A copy of the module with the tree's values, frozen ones too, ready to predict."""
+    """Return a copy of a run's module with the tree's values, ready to predict."""
     ready = copy.deepcopy(module)
     with torch.no_grad():
         for name, parameter in ready.named_parameters():
@@ -459,7 +462,7 @@ def filled(module: nn.Module, tree: Mapping[str, Tensor], who: str) -> nn.Module
 
 
 def client_number(client: Any, names: Mapping[int, str], where: str) -> int:
-    """The number of a client that was named, or numbered.
+    """Return the number of a run's client from its name or number.
 
     >>> client_number("watch-07", {0: "watch-03", 1: "watch-07"}, "the run")
     1

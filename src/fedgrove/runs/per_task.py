@@ -36,13 +36,13 @@ class TaskStates:
     others: TaskStates | None = None
 
     def by_task(self) -> dict[str, Any]:
-        """The states by task."""
+        """The states of a run with several tasks, by task."""
         rest = {} if self.others is None else self.others.by_task()
         return {self.task: self.state, **rest}
 
 
 def chain_states(states: Mapping[str, Any]) -> TaskStates:
-    """The states of all tasks as one."""
+    """Chain the states of all tasks of a run into one."""
     least = min(state.round for state in states.values())
     chain: TaskStates | None = None
     for task, state in reversed(list(states.items())):
@@ -62,7 +62,7 @@ class PerTask:
     """All clients, in order."""
 
     def init(self, setup: Setup) -> TaskStates:
-        """The method's first state for each task, of the clients that ever have it."""
+        """Make the method's first state for each task of a run, with the task's clients."""
         members: dict[str, dict[int, ClientInfo]] = {}
         for client in setup.all_clients("has a state for each task"):
             # Scores after the last round are of clients as a next one would find them.
@@ -83,12 +83,12 @@ class PerTask:
         return chain_states(states)
 
     def deliver(self, state: TaskStates, client: int) -> Mapping[str, Packet]:
-        """What the client's own task has for it."""
+        """Deliver to a client of the run the packets of its own task."""
         own = state.by_task()[self.task_of(client, state.round)]
         return self.method.deliver(own, client)
 
     def plan(self, state: TaskStates, cohort: Sequence[int]) -> list[Task]:
-        """The tasks of the next exchange, those of one true task after those of another."""
+        """Plan the next exchange of a run with several tasks, one task after another."""
         planned: list[Task] = []
         for task, own in self._due(state):
             drawn = []
@@ -108,7 +108,7 @@ class PerTask:
         return planned
 
     def fold(self, state: TaskStates, reports: Iterable[Report]) -> TaskStates:
-        """Each task's reports into its own state, as they come."""
+        """Fold a run's reports, each into the state of its task."""
         states = state.by_task()
         folded: dict[str, Any] = {}
         # In the order of the tasks that were planned, and so one true task after another.
@@ -129,7 +129,7 @@ class PerTask:
         return chain_states({**states, **folded})
 
     def train_server(self, state: TaskStates, server: Server) -> TaskStates:
-        """The server's own training for each task, where the method has such."""
+        """Train on the server for each task of the run, if the method does so."""
         if not isinstance(self.method, WithServerTraining):
             return state
         states = {}
@@ -155,7 +155,7 @@ class PerTask:
 
 
 def states_by_task(state: Any) -> dict[str, Any]:
-    """The states of a run by task; that of a run without tasks under the empty name."""
+    """Return the states of a run by task; a run without tasks has the empty name."""
     if isinstance(state, TaskStates):
         return state.by_task()
     return {"": state}

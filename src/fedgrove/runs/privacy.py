@@ -80,7 +80,7 @@ class Privacy:
 
     @classmethod
     def parse(cls, text: str) -> Privacy:
-        """Read what ``--privacy`` takes: ``clip=1.0,noise=0.8``."""
+        """Parse the privacy of a run, ``--privacy clip=1.0,noise=0.8``."""
         names = [each.name for each in fields(cls)]
         numbers: dict[str, float] = {}
         for part in text.split(","):
@@ -105,7 +105,7 @@ class Privacy:
 
     @property
     def does_nothing(self) -> bool:
-        """Whether messages leave unchanged."""
+        """Whether ``--privacy`` leaves messages unchanged."""
         return self.noise == 0 and self.clip == math.inf
 
 
@@ -113,7 +113,7 @@ class Privacy:
 
 
 def find_references(task: Task, expected: ExpectedReport, net: Net, method: str) -> dict[str, Tree]:
-    """Return, for each packet of a report, the values that its change starts from.
+    """Return the values that each reported packet's change starts from, for privacy.
 
     Args:
         task: The task.
@@ -177,7 +177,7 @@ def check_protected(run: Run) -> None:
 
 
 def check_tasks(run: Run, tasks: Iterable[Task]) -> None:
-    """Refuse tasks whose reports cannot be protected, before any is sent."""
+    """Refuse tasks whose reports ``--privacy`` cannot protect, before any is sent."""
     if run.privacy is None:
         return
     for task in tasks:
@@ -190,7 +190,7 @@ def check_tasks(run: Run, tasks: Iterable[Task]) -> None:
 def protect(
     run: Run, task: Task, expected: ExpectedReport, outcome: Outcome, client: Client
 ) -> Outcome:
-    """Return what may leave a client: its packets, clipped and with noise.
+    """Return what ``--privacy`` lets leave a client: its packets, clipped and with noise.
 
     Raises:
         InputError: The outcome is not what ``expected`` announces, or cannot be protected.
@@ -338,7 +338,7 @@ def summarise(run: Run, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def make_notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return the guarantee as a sentence, for tables and model cards."""
+    """Return a run's privacy guarantee as a sentence, for tables and model cards."""
     if "privacy" not in summary:
         return []
     found = summary["privacy"]
@@ -357,7 +357,10 @@ def make_notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def compute_epsilon(noise: float, messages: int, delta: float) -> float | None:
-    """Return epsilon after some messages, by opacus' accountant; None: no guarantee."""
+    """Return a run's epsilon after some messages, by opacus' accountant, or None.
+
+    None means that there is no guarantee.
+    """
     if messages == 0:
         return 0.0
     if noise == 0:

@@ -177,7 +177,10 @@ def _clients_to_compare(
 
 
 def compute_cosines(models: Sequence[Tree]) -> list[list[float]]:
-    """Return the cosine of each two models relative to their mean; empty if all are one model."""
+    """Return the cosine of each two models of a run relative to their mean.
+
+    It is empty if all are one model.
+    """
     names = sorted(set.intersection(*map(set, models)))
     rows = []
     for model in models:

@@ -33,13 +33,13 @@ class Result:
     """The data, where they were made here; None: as config.toml names them."""
 
     def table(self) -> None:
-        """Print the figures."""
+        """Print the numbers of a finished run."""
         from ..report.tables import print_summaries
 
         print_summaries([self.summary], elsewhere="the summary")
 
     def save(self, path: str | Path) -> RunFolder:
-        """Copy the run folder, with a page to look at; a folder that exists is not touched."""
+        """Copy the run folder with an HTML report; an existing folder is not changed."""
         target = Path(path)
         if target.exists():
             raise InputError(
@@ -57,7 +57,7 @@ class Result:
     # ---- figures ---------------------------------------------------------------------------------
 
     def clients(self, *, as_frame: bool = False) -> Any:
-        """One dictionary per client whose model is kept; with ``as_frame`` a DataFrame of them.
+        """Return a dictionary per client of the run whose model is kept, or a DataFrame.
 
         ``client`` and ``name``; ``examples`` that it trains on and ``test`` examples; the metric on
         these by its name (``accuracy``), None where it was not scored; the ``group`` whose model it
@@ -85,7 +85,7 @@ class Result:
         return frame(rows) if as_frame else rows
 
     def rounds(self, *, as_frame: bool = False) -> Any:
-        """The lines of metrics.jsonl, one dictionary per exchange; or a DataFrame of them.
+        """Return the run's lines of metrics.jsonl, one per exchange, or a DataFrame of them.
 
         In a DataFrame, figures within figures have a column each: ``bytes_up_parts.values``.
         """
@@ -95,7 +95,7 @@ class Result:
     # ---- models ----------------------------------------------------------------------------------
 
     def model(self, client: int | str | None = None, *, group: int | None = None) -> Model:
-        """A client's own model, by its name or its number, ready for raw inputs.
+        """Return a client's own model after the run, by its name or its number, for raw inputs.
 
         Without a client: the model that the server hands out, where there is one for all; where
         each group of clients has one, say which ``group`` (:meth:`clients` tells).
@@ -177,7 +177,7 @@ class Result:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return rows as a DataFrame of pandas."""
+    """Return rows about a run as a DataFrame of pandas."""
     # Imported here because pandas takes half a second, and few callers want a DataFrame.
     import pandas as pd
 

@@ -57,12 +57,12 @@ class Tally:
     """The first sentence for each reason."""
 
     def add_lost(self, client: int, lost: Lost) -> None:
-        """Count a task that got no usable reply."""
+        """Count a task of the round that got no usable reply."""
         self.lost.setdefault(lost.reason, []).append(client)
         self.sentences.setdefault(lost.reason, lost.detail)
 
     def add_refused(self, client: int, refusal: Refusal) -> None:
-        """Count a report that was refused."""
+        """Count a report of the round that was refused."""
         self.refused.setdefault(refusal.reason, []).append(client)
         self.sentences.setdefault(refusal.reason, refusal.sentence)
 
@@ -100,7 +100,7 @@ class Exchange:
 def rounds(
     run: Run, state: Any = None, attempt: int = 0, number: int = 0
 ) -> Generator[Exchange, Answers, None]:
-    """Plan, wait for the answers, check and fold them, until all rounds are done.
+    """Loop over the rounds of a run: plan, wait for answers, check and fold them.
 
     Randomness depends on the arguments and not on what happened before, so that a loop can be
     continued from any exchange.
@@ -192,7 +192,7 @@ def count_exchanges(run: Run, before: Any, after: Any, exchanges: int) -> int:
 
 
 def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
-    """Return the tasks of the next exchange, with round, attempt and version of memory."""
+    """Plan the tasks of a run's next exchange, with round, attempt and version of memory."""
     cohort = draw_cohort(run, state.round, attempt)
     with explain_errors(run.method, "plan"):
         planned = run.server.plan(state, cohort)
@@ -229,7 +229,7 @@ def plan_scoring(
 
 
 def complete_task(run: Run, task: Task, round: int, attempt: int = 0) -> Task:
-    """Fill in what the loop knows about a task."""
+    """Fill in what the round loop knows about a task."""
     check_names(task.send, "a packet")
     return replace(task, round=round, attempt=attempt, memory=run.memory.files.get(task.to))
 
@@ -254,7 +254,7 @@ class TooFewReports(FedgroveError):
 
 
 def lose_unanswered(task: Task) -> Lost:
-    """Return the loss of a task that the engine gave no answer for."""
+    """Return the loss of a round's task that the engine gave no answer for."""
     return Lost(task.to, "unanswered", f"the engine gave no answer for client {task.to}.")
 
 

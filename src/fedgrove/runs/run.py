@@ -114,11 +114,11 @@ class Run:
 
     @cached_property
     def infos(self) -> Mapping[int, ClientInfo]:
-        """What the server knows about each client."""
+        """What the server of the run knows about each client."""
         return self.federation.infos
 
     def sample(self, most: int) -> tuple[int, ...]:
-        """Return all clients, or ``most`` of them drawn from the seed, in order.
+        """Return all clients of the run, or ``most`` of them drawn from the seed, in order.
 
         A smaller sample is part of a larger one: the scored clients are among those that a method
         groups, unless it groups fewer.
@@ -130,7 +130,7 @@ class Run:
 
     @cached_property
     def scored(self) -> tuple[int, ...]:
-        """The clients that are scored, in every round the same ones."""
+        """The clients that the run scores, in every round the same ones."""
         if self.score_on is None:
             return self._default_sample
         if self.score_on >= len(self.infos):
@@ -139,7 +139,7 @@ class Run:
 
     @cached_property
     def served(self) -> tuple[int, ...]:
-        """The clients whose models are kept: the scored ones, or a sample if none is scored."""
+        """The clients whose models the run keeps: the scored ones, or else a sample."""
         return self.scored or self._default_sample
 
     @property
@@ -149,7 +149,7 @@ class Run:
         return self.sample(SCORED_OF_MANY)
 
     def client(self, task: Task, memory: dict[str, Tree]) -> Client:
-        """Return the client that a task is for, with what it remembers."""
+        """Return the client of the run that a task is for, with what it remembers."""
         data = self.federation.client(task.to, task.round)
         # Without its qualifier ("train:evidence" -> "train"), so that a client which measures
         # something in addition draws what it would draw without.
@@ -172,12 +172,12 @@ class Run:
 
     @cached_property
     def params(self) -> Tree:
-        """The network's initial parameters; server and clients draw them from the seed."""
+        """The initial parameters of the run's network, drawn from the seed on both sides."""
         return trees.pack_leaves(self.net.params())
 
     @cached_property
     def nets(self) -> dict[str, Net]:
-        """All networks of the method by name; server and clients draw their weights."""
+        """All networks of the run's method by name; server and clients draw their weights."""
         if not isinstance(self.method, WithNets):
             return {"model": self.net}
         with torch.random.fork_rng(devices=[]):
@@ -198,14 +198,14 @@ class Run:
         return nets
 
     def net_named(self, name: str) -> Net:
-        """Return the network that a stage names."""
+        """Return the network of the run that a stage names."""
         if name not in self.nets:
             raise unknown("net of the method", name, self.nets)
         return self.nets[name]
 
     @cached_property
     def setup(self) -> Setup:
-        """What the server knows before the first round."""
+        """What the server knows before the first round of the run."""
 
         def fresh(j: int) -> Tree:
             drawn = self.net.redraw(seeds.derive(self.seed, "net", j))
@@ -231,14 +231,14 @@ class Run:
 
     @cached_property
     def server(self) -> AnyMethod | PerTask:
-        """What plans and folds: the method, or the method once for each task."""
+        """What plans and folds in the run: the method, or the method once for each task."""
         if not self.per_task:
             return self.method
         return PerTask(self.method, self.task_of, self.federation.ids)
 
     @property
     def label(self) -> str:
-        """The method's name in tables."""
+        """The method's name in the tables and files of this run."""
         name = methods.name_of(self.method)
         if self.per_task:
             return f"{name} per task"
@@ -246,11 +246,11 @@ class Run:
 
     @cached_property
     def initial_state(self) -> Any:
-        """The method's state before round 0, made once."""
+        """The method's state before round 0 of the run, made once."""
         return self.server.init(self.setup)
 
     def deliver_to(self, state: Any, clients: Iterable[int]) -> dict[int, Mapping[str, Packet]]:
-        """Return the packets that each of some clients needs to use the current model."""
+        """Return the packets that clients of the run need to use the current model."""
         with explain_errors(self.method, "deliver"):
             return {client: self.server.deliver(state, client) for client in clients}
 
@@ -307,7 +307,7 @@ def attempt_seed(attempt: int) -> tuple[int, ...]:
 
 
 def make_recipe(defaults: Defaults) -> LocalTraining:
-    """Return how a data set trains a client by default."""
+    """Return a run's default training recipe, from the data set."""
     optimiser: SGD | Adam = Adam(defaults.lr, weight_decay=defaults.weight_decay)
     if defaults.optimiser == "SGD":
         optimiser = SGD(defaults.lr, defaults.momentum, defaults.weight_decay)
@@ -315,7 +315,7 @@ def make_recipe(defaults: Defaults) -> LocalTraining:
 
 
 def replace_recipe(method: AnyMethod, local: LocalTraining) -> AnyMethod:
-    """Return the method with another training recipe."""
+    """Return the run's method with another training recipe."""
     changed: AnyMethod = replace(method, local=local)  # type: ignore[type-var]
     return changed
 

@@ -78,7 +78,7 @@ def finetune_stages(
 
 
 def tuned_tree(method: AnyMethod) -> str:
-    """Return the name of the tree in the carry that is scored and fine-tuned."""
+    """Return which tree of the carry a run scores and fine-tunes."""
     if isinstance(method, WithPrediction) and isinstance(method, WithTuning):
         return method.tuned
     return "model"
@@ -106,7 +106,7 @@ def _score_stages(score: Score, of: str, epochs: int) -> tuple[Measure, Measure]
 
 
 def choose_scorer(method: AnyMethod) -> Score:
-    """Return what scores a batch: one pass of the model, or the method's own prediction."""
+    """Return how a run scores a batch: one pass of the model, or the method's prediction."""
     if isinstance(method, WithPrediction):
         return _ScorePrediction(method)
     return score_batch
@@ -177,7 +177,7 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
 
 
 def count_kept(size: int, mask: Mapping[str, Tensor] | None) -> int:
-    """Return how many of ``size`` parameters are left under a mask."""
+    """Return how many of ``size`` parameters a scored client keeps under its mask."""
     if mask is None:
         return size
     return size - sum(int((~leaf).sum()) for leaf in mask.values())
@@ -189,7 +189,7 @@ def count_kept(size: int, mask: Mapping[str, Tensor] | None) -> int:
 def spread(
     values: Sequence[float], prefix: str = "accuracy", more_is_better: bool = True
 ) -> dict[str, float]:
-    """Return mean, standard deviation over clients, worst client and worst tenth.
+    """Return the mean of a run's scores, their deviation, worst client and worst tenth.
 
     The standard deviation is what papers call fairness. The worst tenth has at least one client:
     ⌈K/10⌉ of K.
@@ -254,7 +254,7 @@ def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict
 
 
 def spread_scores(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[str, float]:
-    """Return the :func:`spread` of the scores after some epochs of fine-tuning."""
+    """Return the :func:`spread` of a run's scores after some epochs of fine-tuning."""
     values = []
     for report in reports:
         values.append(report.metrics[f"test{epochs}"])
@@ -290,7 +290,7 @@ def summarise_tasks(
 
 
 def mean_if_reported(reports: Sequence[Report], name: str) -> float | None:
-    """Return the mean of a number over the clients that reported it; None (JSON null) if none did.
+    """Return the mean of a number over the scored clients that reported it, or None.
 
     A client without validation examples does not report their metric; nor does any client a loss
     that is not finite.
@@ -305,7 +305,7 @@ def mean_if_reported(reports: Sequence[Report], name: str) -> float | None:
 
 
 def mean_of(reports: Sequence[Report], name: str) -> float:
-    """Return the mean of a number that all clients report."""
+    """Return the mean of a number that all scored clients of a run report."""
     return sum(report.metrics[name] for report in reports) / len(reports)
 
 

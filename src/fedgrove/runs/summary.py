@@ -37,7 +37,10 @@ class Delivery:
     packets: Mapping[int, Mapping[str, Packet]]
 
     def model(self, client: int) -> Packet | None:
-        """Return the model that a client is delivered; None if it uses its own."""
+        """Return the model that a client is delivered at the end of the run, or None.
+
+        None means that the client uses its own model.
+        """
         return self.packets[client].get("model")
 
     @cached_property
@@ -71,7 +74,7 @@ class Delivery:
 
 
 def group_sizes(state: Any, delivery: Delivery) -> list[int]:
-    """Return how many clients share each model, the largest group first.
+    """Return how many clients of the run share each model, the largest group first.
 
     If the state has groups, these count. Otherwise clients that are delivered the same model are a
     group, and clients that only use their own are one each; before a method that forms groups has
@@ -88,7 +91,7 @@ def group_sizes(state: Any, delivery: Delivery) -> list[int]:
 
 
 def purity(groups: Mapping[int, Hashable], truth: Mapping[int, Hashable]) -> float:
-    """Return the share of clients that are of the most frequent kind of their group.
+    """Return the purity of a run's groups: the share of clients of their group's main kind.
 
     Clients of which only the group or only the kind is known are left out; without clients it is 1.
     Groups of one client are pure, so compare the number of groups too.
@@ -107,7 +110,7 @@ def purity(groups: Mapping[int, Hashable], truth: Mapping[int, Hashable]) -> flo
 
 
 def find_true_kinds(run: Run, at_round: int) -> dict[int, str]:
-    """Return what each client really is in a round: its task, or its kind in generated data.
+    """Return what each client of a run really is: its task, or its kind in generated data.
 
     It is empty if that is not known, or all are the same. No method sees it.
     """

@@ -71,7 +71,10 @@ class KnownMask:
 
     @staticmethod
     def of(mask: Mapping[str, Tensor]) -> KnownMask:
-        """Return what a receiver knows once ``mask`` has arrived; both sides compute it."""
+        """Return the mask that a receiver of bytes knows after ``mask`` has arrived.
+
+        Both sides compute it.
+        """
         # A copy: the digest must still describe it after the caller changes the original in place.
         copied = {k: v.detach().clone() for k, v in mask.items()}
         return KnownMask(copied, hash_mask(copied))
@@ -101,7 +104,7 @@ class Codec(Protocol):
         ...
 
     def cost(self, packet: Packet, known: KnownMask | None = None) -> CostByPart:
-        """Return what :meth:`encode` would spend, by part: all that a simulation needs."""
+        """Return the bytes that :meth:`encode` would spend, by part: all a simulation needs."""
         ...
 
     def decode(
@@ -126,7 +129,7 @@ class Chainable(ABC):
     @property
     @abstractmethod
     def allow(self) -> AllowedForms:
-        """The forms in which it may write a tensor."""
+        """The forms in which the codec may encode a tensor."""
 
     def encode(self, packet: Packet, known: KnownMask | None = None) -> Encoded:
         """Write a packet as bytes, each tensor in the smallest form this codec allows.
@@ -163,7 +166,10 @@ class Chainable(ABC):
         return self.can_measure and measures_alike and adds_alike
 
     def measure(self, packet: Packet) -> list[MeasuredTensor]:
-        """Measure the values of a packet, tensor by tensor, for :meth:`cost_of_measured`."""
+        """Measure the encoded size of a packet's values, tensor by tensor.
+
+        :meth:`cost_of_measured` takes the result.
+        """
         allow = _allowed_when_measuring(self)
         _check_packet(packet)
         mask = packet.mask or {}
@@ -233,7 +239,7 @@ class Chain(Chainable):
 
     @property
     def allow(self) -> AllowedForms:
-        """The forms of both."""
+        """The forms in which both codecs write bytes."""
         return self.first.allow | self.then.allow
 
 
@@ -344,7 +350,7 @@ class Entropy(Chainable):
 
     @property
     def allow(self) -> AllowedForms:
-        """Both coders."""
+        """Both entropy coders of this codec."""
         return AllowedForms(tools=Tools(ans=True, zstd=True, slack=self.slack))
 
 
@@ -356,7 +362,7 @@ class Smallest(Chainable):
 
     @property
     def allow(self) -> AllowedForms:
-        """Every form."""
+        """Every form in which a codec can write bytes."""
         return (Sparse() >> Codebook() >> Planes() >> Entropy(self.slack)).allow
 
 

@@ -113,18 +113,18 @@ class TensorEntry(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Tensor, mask: MaskForm, values: ValueForm) -> TensorEntry:
-        """Return the entry of a tensor in these forms."""
+        """Return the index entry of a tensor that is encoded in these forms."""
         # A torch.Size is a tuple: no need to make another.
         return cls(name, value.dtype, value.shape, mask | values << 4)
 
     @property
     def mask(self) -> MaskForm:
-        """The mask's form."""
+        """The form in which the mask's bytes are written."""
         return MaskForm(self.form & 15)
 
     @property
     def values(self) -> ValueForm:
-        """The values' form."""
+        """The form in which the values' bytes are written."""
         return ValueForm(self.form >> 4)
 
     @property
@@ -134,7 +134,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
+        """The number of elements of an encoded tensor."""
         return math.prod(self.shape)
 
 
@@ -152,7 +152,7 @@ class OpenedContainer:
 
 
 def pack(entries: Sequence[TensorEntry], body: Chunks, masked: bool, known: bytes | None) -> bytes:
-    """Write a container: header, index, body, checksum.
+    """Write the bytes of a container: header, index, body, checksum.
 
     Args:
         entries: One per tensor.
@@ -253,7 +253,7 @@ def _shared_prefix(a: bytes, b: bytes) -> int:
 
 
 def unpack(data: bytes, like: Mapping[str, tuple[int, ...]] | None = None) -> OpenedContainer:
-    """Check the frame and read the index.
+    """Check the frame of received bytes and read the index.
 
     Nothing is allocated that neither the length of the bytes nor the expected shapes justify.
 

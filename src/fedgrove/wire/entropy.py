@@ -61,7 +61,7 @@ class Cursor:
         self.methods: list[StreamMethod] = []
 
     def take(self, n: int, what: str) -> memoryview:
-        """Return the next ``n`` bytes; ``what`` they are goes into the error message."""
+        """Return the next ``n`` received bytes; ``what`` they are goes into the error message."""
         left = len(self.data) - self.at
         if n > left:
             raise WireError(f"the payload ends inside {what}: {n} bytes wanted, {left} left.")
@@ -69,11 +69,11 @@ class Cursor:
         return self.data[self.at - n : self.at]
 
     def byte(self, what: str) -> int:
-        """Return the next byte."""
+        """Return the next received byte."""
         return self.take(1, what)[0]
 
     def method(self, allowed: Sequence[StreamMethod], what: str) -> StreamMethod:
-        """Return the next byte as a method, which is also recorded in ``methods``."""
+        """Return the next byte as the method of a stream, which is recorded in ``methods``."""
         code = self.byte(what)
         if code not in allowed:
             codes = ", ".join(map(str, allowed))
@@ -88,7 +88,7 @@ class Cursor:
         return self.data[self.at : self.at + 1] == bytes([method])
 
     def varint(self, limit: int, what: str) -> int:
-        """Return the next number, seven bits to a byte, low bits first; none above ``limit``."""
+        """Return the next varint of received bytes, low bits first; none above ``limit``."""
         value = 0
         for shift in range(0, 63, 7):
             b = self.byte(what)
@@ -102,7 +102,7 @@ class Cursor:
 
 
 def varint(value: int) -> bytes:
-    """Write a number in seven bits to a byte, low bits first.
+    """Write a number as varint bytes: seven bits to a byte, low bits first.
 
     >>> varint(300).hex()
     'ac02'
@@ -187,7 +187,9 @@ def inflate(frame: memoryview, n: int, what: str) -> bytes:
 
 
 def frequencies(counts: Counts) -> Counts:
-    """Scale counts to integers that sum to a power of two, at least 1 where something was counted.
+    """Scale symbol counts for entropy coding to integers that sum to a power of two.
+
+    A symbol that was counted gets at least 1.
 
     f_i = 1 + floor(c_i (T - u) / N) for the u symbols that occur; what is left of T goes to the
     most frequent symbol.
@@ -206,7 +208,10 @@ def frequencies(counts: Counts) -> Counts:
 
 
 def table_bytes(f: Counts) -> bytes:
-    """Write the scale, then the frequencies; a 0 is followed by how many more zeros follow."""
+    """Write a coder's table as bytes: the scale, then the frequencies.
+
+    A 0 is followed by how many more zeros follow.
+    """
     used = np.flatnonzero(f).tolist()
     out = bytearray([int(f.sum()).bit_length() - 1])
     last = -1

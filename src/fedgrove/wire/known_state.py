@@ -45,14 +45,14 @@ class StoredMask:
 
     @classmethod
     def of(cls, mask: Mask) -> StoredMask:
-        """Store a mask."""
+        """Store a mask in a few encoded bytes."""
         shapes = tuple((name, tuple(kept.shape)) for name, kept in mask.items())
         # As values under itself: all that are kept are true, which takes a byte per tensor.
         written = MASK_CODEC.encode(Packet(mask, mask)).data
         return cls(_intern_shapes(shapes), torch.frombuffer(bytearray(written), dtype=torch.uint8))
 
     def mask(self) -> Mask:
-        """Read the mask again."""
+        """Decode the stored mask again."""
         # With the shapes: a few bytes may stand for millions of bits, which a reader without them
         # refuses.
         packet = MASK_CODEC.decode(self.data.numpy().tobytes(), like=dict(self.shapes))
@@ -60,12 +60,12 @@ class StoredMask:
 
     @property
     def bytes(self) -> int:
-        """What it takes."""
+        """The bytes that the stored mask takes."""
         return self.data.numel()
 
     @property
     def bytes_of_values(self) -> int:
-        """What the values under the mask would take as float32, kept or not."""
+        """The bytes that the values under the mask would take as float32, kept or not."""
         return 4 * sum(math.prod(shape) for _, shape in self.shapes)
 
 
@@ -97,7 +97,7 @@ class KnownState:
         return {**vars(self), "_recent": {}, "_decoded": {}}
 
     def known(self, client: int, packet: str, mask: Mask) -> KnownMask | None:
-        """Return what a packet with this mask may refer to; None if it has to be sent whole."""
+        """Return the mask that a client knows and a packet may refer to; None: send it whole."""
         digest = self.digests.get(client, {}).get(packet)
         if digest is None:
             return None
@@ -106,7 +106,7 @@ class KnownState:
         return self._decode(digest)
 
     def note(self, client: int, packet: str, mask: Mask | None) -> None:
-        """Note that the client has received a packet with this mask."""
+        """Note that the client has received a message with a packet with this mask."""
         if mask is None:
             return
         digest = self.digest(mask)
@@ -129,7 +129,7 @@ class KnownState:
             self._used -= self.bank.pop(oldest).bytes
 
     def forget(self, client: int) -> None:
-        """Forget what a client knows: its task or its answer was lost, so it is uncertain."""
+        """Forget the masks that a client knows, because its message or its answer was lost."""
         for digest in self.digests.pop(client, {}).values():
             self._release(digest)
 
@@ -172,7 +172,7 @@ class KnownState:
     # ---- in a checkpoint -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all of it as numbers, strings, tensors and containers."""
+        """Return which masks clients know as numbers, strings, tensors and containers."""
         clients_of: dict[str, dict[str, list[int]]] = {}
         # Sorted, so that equal states are equal texts, whatever came first.
         for client, by_packet in sorted(self.digests.items()):
@@ -187,7 +187,7 @@ class KnownState:
         return {"clients": clients_of, "shapes": list(shapes), "bank": bank, "room": self.room}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what :meth:`state` returned."""
+        """Restore which masks clients know from what :meth:`state` returned."""
         self.digests = {}
         self._users = Counter()
         for packet, by_digest in state["clients"].items():

@@ -21,7 +21,7 @@ class Ledger:
     by_name: dict[str, Ledger] = field(default_factory=dict)
 
     def tally(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
-        """Count the answers that pass through, and what lost ones have cost."""
+        """Count the bytes of the answers that pass through, and what lost ones have cost."""
         tasks_paid_for: set[int] = set()
         for task, answer in answers:
             # What an engine passes on may be no answer at all; the gate refuses it later.
@@ -36,7 +36,7 @@ class Ledger:
             yield task, answer
 
     def add(self, cost: Cost) -> None:
-        """Add one pair of messages, or another ledger's totals."""
+        """Add the bytes of one pair of messages, or another ledger's totals."""
         for part, count in cost.get("up", {}).items():
             self.up[part] = self.up.get(part, 0) + count
         for part, count in cost.get("down", {}).items():

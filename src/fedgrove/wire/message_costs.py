@@ -57,7 +57,7 @@ class _LastPackets(Generic[T]):
         return self._made[key][1]
 
     def note(self, packet: Packet, known: KnownMask | None, made: T) -> None:
-        """Take over what was made of a packet elsewhere, unless it was made here."""
+        """Take over the encoded packet that was made elsewhere, unless it was made here."""
         self._get_or_make(packet, known, lambda: made)
 
 

@@ -54,7 +54,7 @@ class Tools:
 
 
 def count_bytes(chunks: Chunks) -> int:
-    """Count the bytes of the chunks."""
+    """Count the bytes of a stream's chunks."""
     return sum(map(len, chunks))
 
 
@@ -62,7 +62,9 @@ def count_bytes(chunks: Chunks) -> int:
 
 
 def write_symbols(x: Bytes, k: int, tools: Tools) -> Chunks:
-    """Write numbers below ``k``, raw in the fewest bits each; for k = 1 nothing is written.
+    """Write numbers below ``k`` as a stream of bytes, raw in the fewest bits each.
+
+    For k = 1 nothing is written.
 
     zstandard gets 1, 2, 4 or 8 bits each, because it looks for repetition in whole bytes.
     """
@@ -86,7 +88,7 @@ def write_symbols(x: Bytes, k: int, tools: Tools) -> Chunks:
 
 
 def read_symbols(cursor: Cursor, n: int, k: int, what: str) -> Bytes:
-    """The inverse of :func:`write_symbols`."""
+    """Read the stream of bytes that :func:`write_symbols` wrote."""
     if n == 0 or k == 1:
         return np.zeros(n, np.uint8)
     x = _read(cursor, n, k, what, raw_bits=(k - 1).bit_length(), framed_bits=_whole_bits(k))
@@ -100,7 +102,7 @@ def read_symbols(cursor: Cursor, n: int, k: int, what: str) -> Bytes:
 
 
 def write_bits(x: Bits, tools: Tools, ones: int | None = None) -> Chunks:
-    """Write booleans, eight to a byte, low bit first; entropy-coded eight at a time.
+    """Write booleans as a stream of bytes, low bit first; entropy-coded eight at a time.
 
     Args:
         x: The booleans.
@@ -136,7 +138,7 @@ def write_bits(x: Bits, tools: Tools, ones: int | None = None) -> Chunks:
 
 
 def read_bits(cursor: Cursor, n: int, what: str) -> Bits:
-    """The inverse of :func:`write_bits`."""
+    """Read the stream of bytes that :func:`write_bits` wrote."""
     if n == 0:
         return np.empty(0, np.bool_)
     bytes_wanted = _packed_size(n, 1)
@@ -155,7 +157,10 @@ def read_bits(cursor: Cursor, n: int, what: str) -> Bits:
 
 
 def write_values(x: Words, tools: Tools) -> Chunks:
-    """Write numbers of 1, 2, 4 or 8 bytes: raw, one frame, or in byte planes, lowest first."""
+    """Write numbers of 1, 2, 4 or 8 bytes as a stream: raw, one frame, or byte planes.
+
+    The lowest plane comes first.
+    """
     if len(x) == 0:
         return []
     raw = x.view(np.uint8)
@@ -185,7 +190,7 @@ def write_values(x: Words, tools: Tools) -> Chunks:
 
 
 def read_values(cursor: Cursor, n: int, itemsize: int, what: str) -> Words:
-    """The inverse of :func:`write_values`; a fresh array that may be written to."""
+    """Read the bytes that :func:`write_values` wrote, as a fresh array that may be written to."""
     dtype = np.dtype(f"u{itemsize}")
     if n == 0:
         return np.empty(0, dtype)

@@ -184,7 +184,7 @@ def read_tensor(
 
 
 def to_words(value: Tensor) -> Words:
-    """Return a tensor's bits as unsigned numbers of its width, in row order."""
+    """Return a tensor's bits to encode, as unsigned numbers of its width, in row order."""
     if value.dtype == torch.bfloat16:
         # numpy has no bfloat16.
         value = value.detach().view(torch.int16)
@@ -193,7 +193,7 @@ def to_words(value: Tensor) -> Words:
 
 
 def to_bits(mask: Tensor) -> Bits:
-    """Return a mask as booleans in row order."""
+    """Return a mask to encode as booleans in row order."""
     bits: Bits = mask.numpy(force=True).reshape(-1)
     return bits
 
@@ -202,7 +202,7 @@ def to_bits(mask: Tensor) -> Bits:
 
 
 def write_mask(mask: Tensor, known: Tensor | None, allow: AllowedForms) -> tuple[MaskForm, Chunks]:
-    """Write a mask by element, by channel or by change, whichever is estimated to be smallest."""
+    """Encode a mask by element, by channel or by change, whichever seems smallest."""
     if mask.numel() == 0:
         return MaskForm.BITS, []
     # Most masks come back as the very tensors that were sent.
@@ -352,7 +352,9 @@ def _read_book(cursor: Cursor, n: int, itemsize: int, what: str) -> Words:
 
 
 def find_book(words: Words) -> tuple[Words, Bytes] | None:
-    """Find the distinct bit patterns, in rising order, and each number's position among them.
+    """Find the codebook of a tensor: distinct bit patterns, and each number's position.
+
+    The patterns are in rising order.
 
     Returns:
         Both, or None if there are over 256.

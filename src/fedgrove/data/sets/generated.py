@@ -303,7 +303,7 @@ class CrowdClient:
         )
 
     def info(self, k: int) -> ClientInfo:
-        """Return what the server knows about the client, without its examples."""
+        """Return what the server knows about a client of the set crowd, without its examples."""
         examples, test, validation = self._sizes(k)
         return self.devices.info(examples - test - validation, k, self.seed)
 

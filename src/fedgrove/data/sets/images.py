@@ -278,7 +278,7 @@ def _svhn(about: str, *parts: str) -> NamedSet:
 
 
 def unpack(residual: Array) -> Array:
-    """Undo the prediction of the packed CIFAR files.
+    """Undo the prediction of the packed CIFAR data files.
 
     They have planes R-G, G, B-G, differenced along rows and columns, modulo 256. Residuals
     (3, N, 32, 32) become (N, 3, 32, 32) red, green, blue.

@@ -17,19 +17,19 @@ Pair = tuple[int, int]
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """The images (N, K·O, H', W') of x (N, K·C, H, W) and weight (K, O, kh, kw, C), packed."""
+    """Convolve many clients at once with torch: x (N, K·C, H, W), weight (K, O, kh, kw, C)."""
     flat_bias = None if bias is None else bias.flatten().to(x.dtype)
     return F.conv2d(x, _filters(weight), flat_bias, stride, padding, groups=len(weight))
 
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient of x, from that of y (N, K·O, H', W')."""
+    """Return the clients' gradient of x with torch, from that of y (N, K·O, H', W')."""
     dx: Tensor = _backward(dy, x, weight, stride, padding, (True, False, False))[0]
     return dx
 
 
 def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient of the weights (K, O, C, kh, kw)."""
+    """Return the clients' gradient of the weights (K, O, C, kh, kw) with torch."""
     clients, filters, kh, kw, depth = weight.shape
     dw: Tensor = _backward(dy, x, weight, stride, padding, (False, True, False))[1]
     return dw.reshape(clients, filters, depth, kh, kw)

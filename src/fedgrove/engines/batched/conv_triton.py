@@ -239,7 +239,7 @@ def _multiply_transposed(
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """The images (N, K·O, H', W') of x (N, K·C, H, W) and weight (K, O, kh, kw, C), packed."""
+    """Triton kernel: convolve many clients, x (N, K·C, H, W), weight (K, O, kh, kw, C)."""
     clients, filters, kh, kw, depth = weight.shape
     size = find_output_size(x.shape[2:], (kh, kw), stride, padding)
     y = _empty_images(x, len(x), clients * filters, size)
@@ -248,7 +248,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, paddin
 
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient of x, from that of y (N, K·O, H', W')."""
+    """Triton kernel: the clients' gradient of x, from that of y (N, K·O, H', W')."""
     _, filters, kh, kw, depth = weight.shape
     dx = torch.empty_like(x)
     # The same weights, read the other way round.
@@ -314,7 +314,7 @@ def _launch(
 
 
 def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient of the weights (K, O, C, kh, kw), in float32."""
+    """Triton kernel: the clients' gradient of the weights (K, O, C, kh, kw), in float32."""
     clients, filters, kh, kw, depth = weight.shape
     shape = (clients, filters, depth, kh, kw)
     numbers = depth * kh * kw
@@ -368,7 +368,7 @@ class Tiles(NamedTuple):
 
 
 def choose_image_tiles(filters: int, bytes_each: int) -> Tiles:
-    """For images, made or given back: as wide as there are filters."""
+    """Choose the tiles of a Triton kernel for images: as wide as there are filters."""
     n = min(128, max(16, triton.next_power_of_2(filters)))
     k = 64 if bytes_each == 2 else 32
     if n <= 32:
@@ -377,7 +377,10 @@ def choose_image_tiles(filters: int, bytes_each: int) -> Tiles:
 
 
 def choose_weight_tiles(numbers: int, filters: int, bytes_each: int) -> Tiles:
-    """For the gradient of weights, (window's numbers) x filters, a sum over all windows."""
+    """Choose the tiles of a Triton kernel for the gradient of weights.
+
+    The product is (window's numbers) x filters, a sum over all windows.
+    """
     n = 32 if filters <= 32 else 64
     if bytes_each == 2:
         return Tiles(m=64 if numbers >= 64 else 32, n=n, k=64, warps=4, stages=3)
@@ -405,7 +408,7 @@ def count_parts(warps: int, windows: int, block: int) -> int:
 
 
 def find_output_size(size: Any, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
-    """(H', W') of images of ``size`` (H, W).
+    """Return (H', W'), the size of a batched convolution's output for images (H, W).
 
     >>> find_output_size((28, 28), (5, 5), (1, 1), (2, 2))
     (28, 28)

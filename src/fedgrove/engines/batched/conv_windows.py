@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """The images (N, K·O, H', W') of x (N, K·C, H, W) and weight (K, O, kh, kw, C), packed."""
+    """Convolve many clients by products with windows: x (N, K·C, H, W), packed weight."""
     clients, _, kh, kw, _ = weight.shape
     windows, size = _windows(x, clients, (kh, kw), stride, padding)
     y = _product(windows, weight.flatten(2).mT, len(x), size)
@@ -32,7 +32,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, paddin
 
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient of x, from that of y (N, K·O, H', W'): a convolution with mirrored weights.
+    """Return the clients' gradient of x: a convolution of that of y with mirrored weights.
 
     For a stride of 1, and a padding smaller than the kernel.
     """
@@ -48,7 +48,7 @@ def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding:
 
 
 def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient of the weights (K, O, C, kh, kw): a product with the windows."""
+    """Return the clients' gradient of the weights (K, O, C, kh, kw): a product with windows."""
     clients, filters, kh, kw, depth = weight.shape
     windows, _ = _windows(x, clients, (kh, kw), stride, padding)
     dy_rows = dy.permute(0, 2, 3, 1).reshape(-1, clients, filters).permute(1, 2, 0)

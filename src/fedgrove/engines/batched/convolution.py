@@ -37,7 +37,10 @@ _fastest: dict[Any, ModuleType] = {}
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """Convolve x (N, K·C, H, W) with weight (K, O, C, kh, kw), bias (K, O): (N, K·O, H', W')."""
+    """Convolve the images of K clients at once: x (N, K·C, H, W), weight (K, O, C, kh, kw).
+
+    The result is (N, K·O, H', W'); bias is (K, O).
+    """
     y: Tensor = _Convolve.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
     return y
 
@@ -67,7 +70,7 @@ def has_triton() -> bool:
 
 @cache
 def list_implementations() -> tuple[ModuleType, ...]:
-    """Return the implementations on this machine: modules with a function per pass."""
+    """Return the batched convolutions on this machine: modules with a function per pass."""
     if not has_triton():
         return (conv_library, conv_windows)
     # Slow to import, and only for torch builds with CUDA.
@@ -81,7 +84,7 @@ class _Convolve(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
     ) -> Tensor:
-        """Return images with channels last in memory."""
+        """Return the clients' convolved images, with channels last in memory."""
         # Autocast does not reach into an autograd function, so this casts.
         dtype = product_dtype(x)
         x = x.to(dtype).contiguous(memory_format=torch.channels_last)
@@ -129,7 +132,7 @@ class _Convolve(torch.autograd.Function):
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the type in which x is multiplied: under autocast, torch's type for it."""
+    """Return the type in which a GPU kernel multiplies x: under autocast, torch's type for it."""
     if x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)

@@ -115,7 +115,7 @@ class PackedRequest(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Bytes in all, rounded up, so that the next request is aligned too."""
+        """Bytes of a counting request in shared memory, rounded up so that the next is aligned."""
         return shared.align(self.size + len(self.order))
 
 
@@ -127,7 +127,7 @@ class DescribedCodec(Chainable):
 
     @property
     def allow(self) -> AllowedForms:
-        """The allowed forms."""
+        """The forms that the codec of a counting process allows."""
         return self.allowed_forms
 
 
@@ -136,7 +136,7 @@ class DescribedCodec(Chainable):
 
 @contextmanager
 def borrow_counters(counters: Counters | None) -> Iterator[Counters | None]:
-    """Lock the processes for one caller; yield None if another caller uses them."""
+    """Lock the counting processes for one caller; yield None if another caller uses them."""
     # Locked during another map that has not ended, perhaps in another thread.
     if counters is None or not counters.lock.acquire(blocking=False):
         yield None
@@ -165,7 +165,7 @@ class PendingPacket(NamedTuple):
 def start_counting_tasks(
     jobs: Sequence[ClientJob], sent: BroadcastCosts, counters: Counters | None
 ) -> list[PendingPacket]:
-    """Start counting the packets that the jobs were sent, given what the clients know now.
+    """Start counting the bytes of the tasks' packets in other processes.
 
     Packets for few clients are submitted for each of them; packets for many are counted here once.
     """
@@ -254,7 +254,7 @@ class Ticket:
     found: Costs | None = None
 
     def costs(self) -> Costs:
-        """Wait for the process and return the costs; none if it failed."""
+        """Wait for the counting process and return the costs; none if it failed."""
         if self.worker is not None and self.found is None:
             self.worker.receive_until(self)
         return self.found or NO_COSTS
@@ -281,14 +281,14 @@ class Worker:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this process can use it.
+        """Whether this process can use the counting process.
 
         A process forked from the owner cannot: it would read answers that the owner waits for.
         """
         return not self.has_ended and self.owner == os.getpid()
 
     def submit(self, packed: PackedRequest) -> Ticket:
-        """Have a parcel counted; where there is no room for it, after what came before."""
+        """Have a counting process count a request; wait for earlier ones if there is no room."""
         if self.used + packed.room > SHARED_BYTES:
             self.receive_all()
         if len(self._tickets) >= MAX_PENDING:
@@ -314,12 +314,12 @@ class Worker:
         return ticket
 
     def receive_until(self, ticket: Ticket) -> None:
-        """Wait for the answer to a ticket, and for those before it."""
+        """Wait for a counting process's answer to a ticket, and for those before it."""
         while ticket in self._tickets:
             self._receive()
 
     def receive_all(self) -> None:
-        """Wait for all answers; the memory is then free."""
+        """Wait for all answers of a counting process; its shared memory is then free."""
         while self._tickets:
             self._receive()
         self.used = 0
@@ -348,7 +348,7 @@ class Worker:
             raise error
 
     def end(self) -> None:
-        """End the process, and drop its requests."""
+        """End a counting process, and drop its requests."""
         self.has_ended = True
         self._tickets.clear()
         self.pipe.close()
@@ -374,7 +374,7 @@ class Counters:
         packets: Mapping[str, Packet],
         known: Mapping[str, KnownMask | None],
     ) -> dict[str, Ticket]:
-        """Submit the packets that are large enough; return their names with one ticket for all.
+        """Submit large packets to the counting processes; return their names with one ticket.
 
         Args:
             position: The position of the job, which decides the process.
@@ -391,7 +391,7 @@ class Counters:
         return dict.fromkeys(packed.names, ticket)
 
     def end(self) -> None:
-        """End all processes."""
+        """End all counting processes."""
         for worker in self.workers:
             worker.end()
 
@@ -440,7 +440,7 @@ _COUNTERS: Counters | None = None
 
 
 def get_counters(wanted: int | None = None) -> Counters | None:
-    """Return the processes that count for all engines of this process; the first call starts them.
+    """Return the counting processes of all engines in this process; the first call starts them.
 
     Args:
         wanted: Their number; None: it depends on the cores.
@@ -460,7 +460,7 @@ def get_counters(wanted: int | None = None) -> Counters | None:
 
 
 def stop_counters() -> None:
-    """End the processes; the next call of :func:`get_counters` starts new ones."""
+    """End the counting processes; the next call of :func:`get_counters` starts new ones."""
     global _COUNTERS
     if _COUNTERS is not None and _COUNTERS.owner == os.getpid():
         _COUNTERS.end()
@@ -468,7 +468,7 @@ def stop_counters() -> None:
 
 
 def choose_default_number() -> int:
-    """Return half of the cores, because the engine and others need some too."""
+    """Return how many counting processes to use: half the cores, as the engine needs some."""
     if cores() < MIN_CORES:
         return 0
     return min(MAX_PROCESSES, cores() // 2)
@@ -508,7 +508,7 @@ def _start() -> Worker:
 
 
 def serve(pipe: Connection, memory: mmap.mmap, owner: int) -> None:
-    """Answer requests until the pipe closes."""
+    """Answer counting requests in a worker process until the pipe closes."""
     set_signals()
     _close_all_but(pipe.fileno())
     threading.Thread(target=exit_after, args=(owner,), daemon=True).start()

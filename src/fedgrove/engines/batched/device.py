@@ -23,7 +23,7 @@ from ...trees import Tree
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed torch's generators, on which the dropout of a stack depends."""
+    """Seed torch's generators on the GPU, on which the dropout of stacked clients depends."""
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
@@ -32,7 +32,7 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def use_precision(device: torch.device, precision: str) -> Iterator[None]:
-    """Use full fp32, or the shorter products of matrix units (tf32), or bf16 activations."""
+    """Let the batched engine use full fp32, tf32 products or bf16 activations."""
     matmul = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     matmul_tf32_before = matmul.allow_tf32
@@ -71,7 +71,7 @@ def without_kernel_trials() -> Iterator[None]:
 
 @contextmanager
 def preserve_device_rng(device: torch.device) -> Iterator[None]:
-    """Restore torch's generators afterwards."""
+    """Restore torch's generators on CPU and GPU afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
@@ -119,14 +119,14 @@ class Copies(NamedTuple):
     """Recorded when the copy is done; None: it is done."""
 
     def wait(self) -> Tree:
-        """Wait for the copy and return the tree."""
+        """Wait for the copy from the GPU and return the tree."""
         if self.done is not None:
             self.done.synchronize()
         return self.tree
 
 
 def start_copy_to_cpu(tree: Tree) -> Copies:
-    """Start copying a tree to the CPU, without waiting."""
+    """Start copying a tree from the GPU to the CPU, without waiting."""
     if not any(v.is_cuda for v in tree.values()):
         return Copies(tree, None)
     pinned: Tree = {}
@@ -166,7 +166,7 @@ class DeviceData:
     _buffers: dict[SplitKey, DeviceSplit] = field(default_factory=dict)
 
     def load(self, federations: list[Federation], split: str) -> DeviceSplit:
-        """Return a split with at least these federations, which must agree in shape and type."""
+        """Load a split of these federations onto the GPU; they must agree in shape and type."""
         first_client = next(iter(federations[0].clients.values()))
         sample = getattr(first_client, split)
         key = _key(split, sample)
@@ -201,7 +201,9 @@ class DeviceData:
         return DeviceSplit(torch.cat(inputs), torch.cat(labels), offsets)
 
     def load_clients(self, clients: list[ClientData], split: str) -> DeviceSplit:
-        """Return a split with these clients, until the next call; the caller keeps their data.
+        """Load a split of these clients onto the GPU, until the next call.
+
+        The caller keeps their data.
 
         The buffer keeps its address while it is large enough: captured graphs read it there.
         """

@@ -153,7 +153,7 @@ class Batched:
         self.close()
 
     def close(self) -> None:
-        """Release the memory on the device; the engine can be used again."""
+        """Release the engine's memory on the GPU; the engine can be used again."""
         self._device = torch.device(self.device)
         self._threads = torch.get_num_threads()
         # By id of the net, which the launcher keeps.
@@ -170,7 +170,7 @@ class Batched:
         self._launcher = Launcher(self._device, graph_cache)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do the jobs, chunk by chunk; answers come in job order.
+        """Do the jobs of stacked clients, chunk by chunk; answers come in job order.
 
         While a GPU trains one chunk, the CPU prepares the next and finishes the one before.
         """
@@ -601,7 +601,7 @@ def _run_edit_or_give(job: ClientJob, number: int) -> None:
 
 
 def count_fitting_clients(per_client: int, free: int, share: float = MEMORY_SHARE) -> int:
-    """Return how many clients fit into a share of the free memory, at least one.
+    """Return how many clients fit into a share of the free GPU memory, at least one.
 
     Args:
         per_client: Bytes per client.

@@ -45,7 +45,7 @@ MAX_WINDOW_SIZE = 64
 def forward(
     net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute logits (K, N, classes) and features (K, N, F) of inputs (K, N, C, ...).
+    """Run K clients' networks at once in grouped kernels: logits (K, N, classes) and features.
 
     Args:
         net: The network.
@@ -432,7 +432,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute (K, N, O) from features x (K, N, F), weight (K, O, F) and bias (K, O)."""
+    """Compute a linear layer of K clients at once: (K, N, O) from x (K, N, F).
+
+    Weight is (K, O, F), bias (K, O).
+    """
     y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
@@ -440,7 +443,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute one batched product, which also adds the bias."""
+        """Compute one batched product of all clients, which also adds the bias."""
         # Autocast does not reach into an autograd function, so this casts.
         dtype = product_dtype(x)
         x = x.to(dtype)
@@ -454,7 +457,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the weights' gradient as (K, O, F); torch's own would be transposed."""
+        """Return the clients' weight gradients as (K, O, F); torch's own would be transposed."""
         x, weight = ctx.saved_tensors
         dy = grads[0].to(x.dtype)
         dx = dy @ weight if ctx.needs_input_grad[0] else None
@@ -532,7 +535,7 @@ class _NormaliseExamples(torch.autograd.Function):
         bias: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute statistics over all places, correct them, then normalise every element."""
+        """Normalise stacked clients: statistics over all places, corrected for padding."""
         # The kernel returns 1 / sqrt(v + eps), from which v is computed.
         mean_of_places, inverse_std = torch.batch_norm_stats(x, eps)
         mean = mean_of_places * ratio
@@ -546,7 +549,7 @@ class _NormaliseExamples(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return gradients: 0 at padding, so sums are over examples, and means must be too."""
+        """Return stacked clients' gradients: 0 at padding, so that sums are over examples."""
         x, ratio, scale, mean, inverse_std = ctx.saved_tensors
         sum_dy, sum_dy_x, d_scale, d_bias = torch.batch_norm_backward_reduce(
             grads[0], x, mean, inverse_std, scale, True, True, True

@@ -128,7 +128,7 @@ def _count_macs(job: ClientJob, stage: Train | Measure) -> int:
 
 
 def width_class(thin: SmallNet | None) -> int:
-    """Return the share of kept channels in multiples of 1 / ``WIDTH_CLASSES``, rounded up."""
+    """Return a client's share of kept channels in steps of 1 / ``WIDTH_CLASSES``, rounded up."""
     if thin is None or not thin.channels:
         return WIDTH_CLASSES
     kept = 0
@@ -140,7 +140,7 @@ def width_class(thin: SmallNet | None) -> int:
 
 
 def list_shapes(carry: Carry, known: dict[int, Any] | None = None) -> Any:
-    """Return the names, shapes and types of all trees, as a key.
+    """Return the names, shapes and types of a client's trees, as the key of its stack.
 
     All trees count, because an objective may read any of them, or test whether it exists: a client
     with a memory is not stacked with a new client.

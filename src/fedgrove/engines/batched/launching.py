@@ -91,7 +91,7 @@ class Launcher:
         return self._net_keys[id(net)][1]
 
     def train(self, jobs: list[ClientJob], number: int, steps: int | None = None) -> Iterator[None]:
-        """Run a Train stage on a stack: all its steps, or only the first ones."""
+        """Run a Train stage on a stack of clients: all its steps, or only the first ones."""
         # A separate function, so that its local tensors are freed while a GPU is busy.
         results = call_client_code(partial(self._launch_training, jobs, number, steps))
         yield
@@ -168,7 +168,7 @@ class Launcher:
     def measure(
         self, jobs: list[ClientJob], number: int, steps: int | None = None
     ) -> Iterator[None]:
-        """Run a Measure stage on a stack: f over stacked batches, summed."""
+        """Run a Measure stage on a stack of clients: f over stacked batches, summed."""
         results = call_client_code(partial(self._launch_measuring, jobs, number, steps))
         yield
         results.store()

@@ -217,7 +217,7 @@ class _BatchNorm(torch.autograd.Function):
         momentum: float,
         eps: float,
     ) -> Tensor:
-        """The normalised images; running statistics are moved in place."""
+        """Triton kernels: the normalised images; running statistics are moved in place."""
         rows, channels, blocks, count = _division(x)
         parts = torch.empty((count, 2, channels), dtype=torch.float32, device=x.device)
         mean = torch.empty(channels, dtype=torch.float32, device=x.device)
@@ -254,7 +254,7 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of the images, and those of scale and bias."""
+        """Triton kernels: the gradient of the images, and those of scale and bias."""
         x, mean, inverse_std, scale = ctx.saved_tensors
         dy = grads[0].contiguous(memory_format=torch.channels_last)
         rows, channels, blocks, count = _division(x)
@@ -311,7 +311,7 @@ def _rows_each(rows: int, count: int) -> int:
 
 
 def can_normalise(x: Tensor, momentum: float | None) -> bool:
-    """Return whether these kernels can replace torch's."""
+    """Return whether our Triton kernels can replace torch's batch norm."""
     is_image = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     # In float64, which is for comparisons, sums would have to be too.
     is_short = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -326,7 +326,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """As ``F.batch_norm`` in train mode, of images (N, C, H, W) with channels last."""
+    """Triton kernels for ``F.batch_norm`` in train mode, of images with channels last."""
     scale, bias = affine or (None, None)
     y: Tensor = _BatchNorm.apply(x, running, scale, bias, momentum, eps)
     return y

@@ -121,7 +121,9 @@ def _adam(
 
 
 def can_update(stage: Any) -> bool:
-    """Whether the kernels know the optimiser of a stage, whose numbers are tensors, one a client.
+    """Return whether a fused GPU kernel knows the optimiser of a stage.
+
+    Its numbers are tensors, with one value per client.
 
     A number that is 0 stays a plain one; of Adam's, only the weight decay may be.
     """
@@ -137,7 +139,9 @@ def can_update(stage: Any) -> bool:
 def update(
     stage: Any, carry: Carry, grads: Tree, state: Tree, clients: int, active: Tensor | None
 ) -> None:
-    """Move ``carry[stage.end]`` and ``state`` by one step, in place, for the first clients.
+    """Do one optimiser step of stacked clients in a fused kernel, in place.
+
+    It changes ``carry[stage.end]`` and ``state`` of the first clients.
 
     ``stage`` holds a number per client in place of each float; ``carry`` and ``grads`` hold the
     first ``clients``, ``state`` all. ``active``: which clients move; None: all.

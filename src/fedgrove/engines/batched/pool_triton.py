@@ -89,7 +89,7 @@ def _backward(
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Pair) -> Tensor:
-        """The maxima (N, C, H', W'); channels are last in memory."""
+        """Triton kernel: the maxima (N, C, H', W') of images with channels last."""
         x = x.contiguous(memory_format=torch.channels_last)
         examples, channels, height, width = x.shape
         size = (height // window[0], width // window[1])
@@ -104,7 +104,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient (N, C, H, W) of the images."""
+        """Triton kernel: the gradient (N, C, H, W) of the images."""
         (place,) = ctx.saved_tensors
         dy = grads[0].contiguous(memory_format=torch.channels_last)
         shape = (*dy.shape[:2], *ctx.size)
@@ -139,6 +139,6 @@ def _launch(
 
 
 def max_pool(x: Tensor, window: Pair) -> Tensor:
-    """The maxima (N, C, H', W') of windows side by side, of images (N, C, H, W)."""
+    """Triton kernel: the maxima (N, C, H', W') of adjacent windows of images (N, C, H, W)."""
     y: Tensor = _MaxPool.apply(x, window)
     return y

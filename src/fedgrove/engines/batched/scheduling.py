@@ -47,7 +47,7 @@ class TrainResults(NamedTuple):
     adapters: list[WidthAdapter]
 
     def store(self) -> None:
-        """Wait for the results and put them into the jobs' carries, in full width."""
+        """Wait for a stack's results and put them into the jobs' carries, in full width."""
         trees_by_name = {name: tree.trees() for name, tree in self.returning.items()}
         for job, row, adapter in zip(self.jobs, self.rows, self.adapters, strict=True):
             result = {name: forest[row] for name, forest in trees_by_name.items()}
@@ -63,7 +63,7 @@ class MeasureResults(NamedTuple):
     copies: Copies
 
     def store(self) -> None:
-        """Wait for the sums and put them into the jobs' carries."""
+        """Wait for a stack's sums and put them into the jobs' carries."""
         sums = trees.unstack(self.copies.wait(), len(self.jobs))
         for job, examples, result in zip(self.jobs, self.examples, sums, strict=True):
             # As in every engine: an empty tree if there are no examples, not zeros.
@@ -83,13 +83,13 @@ def call_client_code(launch: Callable[[], T]) -> T:
 
 
 def run_to_end(steps: Iterator[None]) -> None:
-    """Run a generator to its end."""
+    """Run the generator of a chunk of jobs to its end."""
     for _ in steps:
         pass
 
 
 def take_turns(works: Sequence[Iterator[None]]) -> Iterator[None]:
-    """Run each generator until it waits for a GPU, and then each to its end."""
+    """Run each chunk's generator until it waits for the GPU, and then each to its end."""
     for steps in works:
         next(steps, None)
     yield

@@ -69,14 +69,14 @@ class RecentStacks:
         self._bytes = 0
 
     def find(self, leaves: Sequence[Tensor]) -> Tensor | None:
-        """Return the stack of these leaves; None without one, or if a leaf was written to since."""
+        """Return the stack of these leaves on the device; None without a current one."""
         kept = self._kept.get(tuple(map(id, leaves)))
         if kept is None or kept[1] != trees.count_writes(leaves):
             return None
         return kept[2]
 
     def keep(self, leaves: Sequence[Tensor], stacked: Tensor) -> None:
-        """Keep a stack, as long as all together take little memory."""
+        """Keep a stack on the device, as long as all together take little memory."""
         # Inference tensors do not count writes.
         if stacked.nbytes + self._bytes > RECENT_BYTES or any(v.is_inference() for v in leaves):
             return
@@ -84,7 +84,7 @@ class RecentStacks:
         self._kept[tuple(map(id, leaves))] = (leaves, trees.count_writes(leaves), stacked)
 
     def clear(self) -> None:
-        """Drop all stacks."""
+        """Drop all stacks on the device."""
         self._kept.clear()
         self._bytes = 0
 
@@ -92,7 +92,7 @@ class RecentStacks:
 def stack_carries(
     carries: Sequence[Carry], device: torch.device, recent: RecentStacks | None = None
 ) -> Carry:
-    """Stack all trees, one row per carry; the carries have equal names and shapes.
+    """Stack the trees of all clients, one row per carry, with equal names and shapes.
 
     Args:
         carries: One per client.
@@ -134,7 +134,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, leaves: Sequence[Tensor]) -> Rows:
-        """Collect the leaves of all carries; a shared leaf is there once."""
+        """Collect the leaves of all stacked clients; a shared leaf is there once."""
         distinct: list[Tensor] = []
         place_of: dict[int, int] = {}
         places: list[int] = []
@@ -146,7 +146,7 @@ class Rows(NamedTuple):
         return cls(distinct, places)
 
     def spread(self, stacked: Tensor) -> Tensor:
-        """Return one row per carry, from one row per distinct leaf."""
+        """Return one row per stacked client, from one row per distinct leaf."""
         carries = len(self.places)
         # A broadcast model takes the memory of one row, until something is written into it.
         if len(self.distinct) == 1:
@@ -190,7 +190,7 @@ class ReturningRows(NamedTuple):
     copies: Copies
 
     def trees(self) -> list[Tree]:
-        """Wait for the copies and return each client's tree."""
+        """Wait for the copies from the GPU and return each client's tree."""
         here = self.copies.wait()
         if not self.parts:
             return trees.unstack(here, sum(map(len, self.rows_by_run)))
@@ -232,7 +232,7 @@ def start_return(stacked: Tree, owners: Sequence[int]) -> ReturningRows:
 
 
 def join_rows(stacked: Tree) -> Tensor:
-    """Concatenate the leaves of each client: (clients, numbers)."""
+    """Concatenate the leaves of each stacked client: (clients, numbers)."""
     # The unsqueeze is for leaves with one number per client.
     return torch.cat([leaf.unsqueeze(-1).flatten(1) for leaf in stacked.values()], 1)
 
@@ -263,13 +263,13 @@ class WidthAdapter:
     device and kept there once."""
 
     def narrow(self, carry: Carry, whole: Collection[str]) -> Carry:
-        """Return all trees in the width of the stack, except those in ``whole``."""
+        """Return a client's trees in the width of its stack, except those in ``whole``."""
         if self.common is None:
             return carry
         return self.common.narrow_carry(carry, whole, self.narrowed_leaves)
 
     def widen(self, trained: Carry) -> Carry:
-        """Return what was trained, in full width."""
+        """Return what a client of a stack trained, in full width."""
         if self.common is not None:
             trained = {name: self.common.widen(tree) for name, tree in trained.items()}
         if self.own is None or self.own is self.common:

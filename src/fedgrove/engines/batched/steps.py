@@ -33,7 +33,10 @@ Passes = Sequence[Tensor]
 
 
 def count_steps(passes: Passes, batch_size: int) -> int:
-    """Count the batches of the passes; a last batch may be short."""
+    """Count the steps of a stacked client: the batches of its passes.
+
+    A last batch may be short.
+    """
     steps = 0
     for examples in passes:
         # Not `len`, which takes three microseconds for a tensor; this is called very often.
@@ -68,7 +71,9 @@ class BatchPlan(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> BatchPlan:
-        """Divide the passes into batches; client k's examples begin at row ``offsets[k]``.
+        """Divide the passes of stacked clients into batches.
+
+        The examples of client k begin at row ``offsets[k]``.
 
         Padding repeats the client's first example.
         """
@@ -119,7 +124,7 @@ class BatchPlan(NamedTuple):
         )
 
     def batch(self, data: DeviceSplit, clients: Any, step: Any, width: int | None = None) -> Batch:
-        """Return the batches of some clients in one step; at most ``width`` examples of each."""
+        """Return the batches of some stacked clients in one step, ``width`` examples at most."""
         pick = (clients, step, slice(width))
         row = self.row[pick]
         return Batch(
@@ -241,7 +246,7 @@ class Stack:
 
     @property
     def updated_names(self) -> tuple[str, ...]:
-        """The trees of the carry that a step changes."""
+        """The trees of the stacked carry that a step changes."""
         return (self.stage.end, local.OPTIMISER, "aux")
 
     def make_room(self, clients: int, multiple: int) -> None:
@@ -430,7 +435,7 @@ class Stack:
                     buffer[clients] = torch.where(flags, value, buffer[clients])
 
     def result(self) -> Carry:
-        """Return the results of the stage."""
+        """Return the results of a stack's stage."""
         left = {self.stage.end: self.carry[self.stage.end], "aux": self.carry["aux"]}
         return select_clients(left, slice(len(self.plan.counts)))
 

@@ -35,7 +35,7 @@ GONE = (3, 4, 5)
 
 
 def nothing() -> None:
-    """Check nothing."""
+    """Check nothing before Flower pushes a message: the default."""
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Flower:
     name: str = field(default="flower", init=False)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Send the tasks, at most ``window`` at a time; yield the answers in job order."""
+        """Send the tasks over Flower, at most ``window`` at a time; yield answers in job order."""
         waiting = iter(jobs)
         nodes = self.nodes()
         sent = BroadcastBytes()
@@ -177,7 +177,7 @@ class _Exchange:
     answer: Answer | None = None
 
     def answer_with_cost(self) -> Answer:
-        """Return the answer with the bytes of its messages."""
+        """Return the answer of a Flower node with the bytes of its messages."""
         assert self.answer is not None
         cost: dict[str, Mapping[str, int]] = {}
         if self.spent.down:
@@ -195,11 +195,11 @@ class _Patience:
         self._since = time.monotonic()
 
     def renew(self) -> None:
-        """Start again from the shortest wait: there was a reply."""
+        """Start again from the shortest wait for Flower: there was a reply."""
         self._since = time.monotonic()
 
     def wait(self) -> None:
-        """Wait a little."""
+        """Wait a little for replies over Flower."""
         waited = time.monotonic() - self._since
         time.sleep(min(LONGEST_WAIT, max(SHORTEST_WAIT, waited / 10)))
 
@@ -240,7 +240,7 @@ def lose_by_error(task: Task, error: Any) -> Lost:
 
 
 def push(grid: Any, message: Any) -> str | None:
-    """Send a message; return its id, or None if Flower did not accept it.
+    """Push a message to Flower's Grid; return its id, or None if it was not accepted.
 
     One at a time, because a Grid does not always report which of several it did not accept.
     """
@@ -253,7 +253,7 @@ def push(grid: Any, message: Any) -> str | None:
 
 
 def pull(grid: Any, numbers: Iterable[str]) -> list[tuple[str, Any]]:
-    """Return the replies that have arrived to some messages, each with the id it answers."""
+    """Pull the replies to some messages from Flower's Grid, each with the id it answers."""
     wanted = set(numbers)
     if not wanted:
         return []
@@ -285,7 +285,7 @@ def ask(
     timeout: float | None = None,
     check: Callable[[], None] = nothing,
 ) -> dict[int, Head]:
-    """Ask nodes at the same time and wait for their answers.
+    """Ask Flower nodes at the same time and wait for their answers.
 
     Args:
         grid: Flower's Grid.

@@ -69,17 +69,19 @@ class Letter:
 
     @property
     def data(self) -> bytes:
-        """The whole message."""
+        """The whole message of a letter that Flower carries."""
         return b"".join([self.head, *self.packets.values()])
 
     @property
     def length(self) -> int:
-        """The number of bytes of the message, without the note."""
+        """The number of bytes of a letter's message that Flower carries, without the note."""
         return len(self.head) + sum(len(blob) for blob in self.packets.values())
 
 
 def name_codec(codec: Codec) -> str:
-    """Return the name of a codec: its class with its settings; of a chain, the names of its parts.
+    """Return the name of a codec in a Flower note: its class with its settings.
+
+    The name of a chain has the names of its parts.
 
     >>> from fedgrove.wire.codec import Bitmap, Entropy
     >>> name_codec(Bitmap() >> Entropy())
@@ -91,12 +93,12 @@ def name_codec(codec: Codec) -> str:
 
 
 def write_cost(cost: CostByPart) -> str:
-    """Return the bytes of a report by part as text, for its note."""
+    """Return the bytes of a report by part as text, for the note of a Flower message."""
     return json.dumps(dict(cost))
 
 
 def read_cost(letter: Letter) -> CostByPart:
-    """Return the bytes of a report by part, as its client reports them.
+    """Return the bytes of a report by part, from the note of a Flower message.
 
     A client may lie about the parts, but not about the sum: if the sum is wrong, only head and
     values are told apart.
@@ -161,7 +163,7 @@ def read_letter(content: Any) -> Letter:
 
 
 def make_task_message(letter: Letter, node: int, seconds: float | None) -> Any:
-    """Make a message to a node; Flower drops it after ``seconds``, if given."""
+    """Make a Flower message to a node; Flower drops it after ``seconds``, if given."""
     from flwr import app
 
     message: Any = app.Message
@@ -169,7 +171,7 @@ def make_task_message(letter: Letter, node: int, seconds: float | None) -> Any:
 
 
 def make_reply(message: Any, letter: Letter) -> Any:
-    """Make the reply to a message."""
+    """Make the reply to a Flower message."""
     from flwr import app
 
     reply: Any = app.Message
@@ -180,7 +182,7 @@ def make_reply(message: Any, letter: Letter) -> Any:
 
 
 def make_question(head: Head, node: int, seconds: float | None) -> Any:
-    """Make a question to a node, in JSON."""
+    """Make a question to a Flower node, in JSON."""
     from flwr import app
 
     message: Any = app.Message
@@ -189,7 +191,7 @@ def make_question(head: Head, node: int, seconds: float | None) -> Any:
 
 
 def read_head(message: Any) -> Head:
-    """Read the question, or the answer to one, in a message.
+    """Read the question, or the answer to one, in a Flower message.
 
     Raises:
         WireError: The message has neither.
@@ -212,7 +214,7 @@ DoTask = Callable[[Letter, Mapping[str, Any]], Letter]
 
 
 def client_app(answer: AnswerQuestion, do_task: DoTask) -> Any:
-    """Make a ClientApp that answers questions and does tasks; both functions must not raise."""
+    """Make a Flower ClientApp that answers questions and does tasks; both must not raise."""
     check_installed()
     from functools import partial
 
@@ -225,7 +227,7 @@ def client_app(answer: AnswerQuestion, do_task: DoTask) -> Any:
 
 
 def server_app(main: Callable[[Any, Any], None]) -> Any:
-    """Make a ServerApp that calls ``main(grid, context)``."""
+    """Make a Flower ServerApp that calls ``main(grid, context)``."""
     check_installed()
     from flwr.serverapp import ServerApp
 
@@ -251,13 +253,13 @@ def _on_task(do_task: DoTask, message: Any, context: Any) -> Any:
 
 
 def make_loss(reason: str, sentence: str) -> Letter:
-    """Make the reply of a client that has no report; ``reason`` is a key of ``LOST_REASONS``."""
+    """Make the Flower reply of a client without a report; ``reason`` is in ``LOST_REASONS``."""
     note: Note = {"lost": reason, "detail": sentence}
     return Letter(note=note)
 
 
 def read_partition(node_config: Mapping[str, Any]) -> int:
-    """Return the number of a node's client, from the configuration of the node.
+    """Return the number of a Flower node's client, from the configuration of the node.
 
     Raises:
         InputError: The configuration has no valid ``partition-id``.

@@ -27,7 +27,7 @@ KEPT = 4
 
 
 def answer_letter(run: Run, client: int, letter: Letter) -> Letter:
-    """Do the task in a letter; return the report, a request for a mask, or a loss."""
+    """Do the task in a letter from Flower; return the report, a mask request or a loss."""
     codec = run.method.codec
     masks = StoredMasks(run.memory.folder, client)
     try:
@@ -69,7 +69,7 @@ def _check_codec(given: str, own: str) -> None:
 
 
 def forget_old_versions(run: Run, client: int, *named: str | None) -> None:
-    """Delete old versions of the client's memory, except the newest and those ``named``."""
+    """Delete old versions of a Flower node's memory, except the newest and those ``named``."""
     wanted = {memory_file_name(client, version) for version in named if version}
     files = sorted(run.memory.folder.glob(f"client-{client:05d}.*.safetensors"), key=_age)
     for path in files[KEPT:]:
@@ -97,7 +97,7 @@ class StoredMasks:
         return self.folder / f"held-{self.client:05d}.safetensors"
 
     def known(self) -> dict[str, KnownMask | None]:
-        """Return the masks by packet; none if the file is missing or damaged."""
+        """Return the masks that a Flower node stored, by packet; none if the file is damaged."""
         if not self._path.is_file():
             return {}
         with suppress(FedgroveError, OSError):
@@ -106,7 +106,7 @@ class StoredMasks:
         return {}
 
     def keep(self, task: Task, names: list[str]) -> None:
-        """Store the masks of these packets of a task instead of the last ones."""
+        """Store the masks of these packets on a Flower node, instead of the last ones."""
         before = self.known()
         masks: dict[str, Mask] = {name: known.mask for name, known in before.items() if known}
         is_new = False

@@ -179,7 +179,7 @@ class _Ray:
         self._over.wait()
 
     def node_ids(self, clients: int) -> list[int]:
-        """Return the ids of all nodes, once all have started."""
+        """Return the ids of all simulated Flower nodes, once all have started."""
         while True:
             found = sorted(self.grid.get_node_ids())
             if len(found) == clients:
@@ -188,14 +188,14 @@ class _Ray:
             self._over.wait(0.05)
 
     def check(self) -> None:
-        """Raise if the simulation has ended by itself."""
+        """Raise if the Flower simulation has ended by itself."""
         if self._thread.is_alive():
             return
         reason = "it ended." if self._error is None else explain_error(_find_cause(self._error))
         raise EngineError(f"Flower's simulation stopped: {reason} Use --engine pool.")
 
     def close(self) -> None:
-        """End the simulation, and wait until its processes have ended."""
+        """End the Flower simulation, and wait until its processes have ended."""
         self._over.set()
         self._thread.join(END_SECONDS)
         # Actors take a moment to end.
@@ -237,7 +237,7 @@ def _answer(question: Head, node_config: Mapping[str, Any]) -> Head:
 
 
 def describe_process() -> list[str | int]:
-    """Return the host and the id of this process."""
+    """Return the host and the id of this process of Flower's simulation."""
     return [socket.gethostname(), os.getpid()]
 
 

@@ -41,7 +41,7 @@ STARTS = 3
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return how many cores the workers of the pool may use."""
     # A container or a batch system may allow fewer cores than the machine has. Not every operating
     # system reports it.
     if hasattr(os, "sched_getaffinity"):
@@ -50,7 +50,7 @@ def cores() -> int:
 
 
 def default_start() -> str:
-    """Return how processes are started here: fork, except on Windows and macOS."""
+    """Return how the pool starts worker processes: fork, except on Windows and macOS."""
     has_fork = "fork" in mp.get_all_start_methods()
     return "fork" if has_fork and sys.platform != "darwin" else "spawn"
 

@@ -41,7 +41,7 @@ class Failed:
 
 
 def strip(body: Task | Report) -> tuple[Envelope, list[Tree]]:
-    """Split a task or report into an envelope without tensors, and its trees."""
+    """Split a task or report for a worker into an envelope without tensors, and its trees."""
     packets: Mapping[str, Packet]
     bare: Task | Report
     if isinstance(body, Task):
@@ -55,7 +55,7 @@ def strip(body: Task | Report) -> tuple[Envelope, list[Tree]]:
 
 
 def list_trees(packets: Mapping[str, Packet]) -> tuple[Indices, list[Tree]]:
-    """Return the trees of packets, and which tree belongs to which packet."""
+    """Return the trees of packets for a worker, and which tree belongs to which packet."""
     forest: list[Tree] = []
     indices: list[tuple[str, int, int | None]] = []
     for name, packet in packets.items():
@@ -70,7 +70,7 @@ def list_trees(packets: Mapping[str, Packet]) -> tuple[Indices, list[Tree]]:
 
 
 def rebuild_packets(indices: Indices, forest: list[Tree]) -> dict[str, Packet]:
-    """Rebuild the packets that :func:`list_trees` took apart."""
+    """Rebuild in a worker the packets that :func:`list_trees` took apart."""
     packets = {}
     for name, values_index, mask_index in indices:
         mask = None if mask_index is None else forest[mask_index]
@@ -108,7 +108,7 @@ class RunPickler(pickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle a value; NotImplemented: in the usual way."""
+        """Return how to pickle a value for a worker; NotImplemented: in the usual way."""
         if type(value) is Tensor and value.untyped_storage().nbytes() > value.nbytes:
             return _return_tensor, (value.detach().clone(),)
         return NotImplemented
@@ -119,7 +119,7 @@ def _return_tensor(tensor: Tensor) -> Tensor:
 
 
 def pack_runs(runs: list[Run]) -> PackedRuns:
-    """Write runs into shared memory. The caller drops the block."""
+    """Write runs into shared memory for the pool's workers. The caller drops the block."""
     buffer = io.BytesIO()
     try:
         RunPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(runs)
@@ -132,7 +132,7 @@ def pack_runs(runs: list[Run]) -> PackedRuns:
 
 
 def unpack_runs(packed: PackedRuns) -> list[Run]:
-    """Read what :func:`pack_runs` wrote, in another process."""
+    """Read what :func:`pack_runs` wrote, in a worker process."""
     try:
         for file in packed.files:
             user_files.import_file(file)
@@ -144,7 +144,7 @@ def unpack_runs(packed: PackedRuns) -> list[Run]:
 
 
 def explain_unpicklable(error: Exception) -> EngineError:
-    """Return the error for a run that cannot be pickled or unpickled."""
+    """Return the error for a run that cannot be pickled for a worker."""
     return EngineError(
         f"the run cannot be sent to a worker process: {explain_error(error)} Your own classes and "
         "functions must be at the top level of a file that can be imported; or use --engine serial."

@@ -48,7 +48,7 @@ class Block:
 
 
 def fresh_name() -> str:
-    """Return an unused block name.
+    """Return an unused name for a block of shared memory.
 
     A process that knows a block's name can free it, even if the process that wrote it was killed.
     """
@@ -56,7 +56,7 @@ def fresh_name() -> str:
 
 
 def put(forest: Forest, name: str | None = None) -> Block:
-    """Write trees into a new block. The last reader calls :func:`drop`."""
+    """Write trees into a new block of shared memory. The last reader calls :func:`drop`."""
     index, size = lay_out(forest)
     # The operating system has no shared memory of size 0.
     if size == 0:
@@ -72,7 +72,7 @@ def put(forest: Forest, name: str | None = None) -> Block:
 
 
 def align(size: int) -> int:
-    """Round a number of bytes up to a multiple of :data:`ALIGN`.
+    """Round a number of bytes in shared memory up to a multiple of :data:`ALIGN`.
 
     >>> align(65)
     128
@@ -82,7 +82,7 @@ def align(size: int) -> int:
 
 
 def lay_out(forest: Forest) -> tuple[Index, int]:
-    """Return where the leaves of trees go in a block, and the size of the block in bytes.
+    """Return where the leaves of trees go in a block of shared memory, and its size in bytes.
 
     A tensor that several trees share is stored once.
     """
@@ -101,7 +101,7 @@ def lay_out(forest: Forest) -> tuple[Index, int]:
 
 
 def write(forest: Forest, index: Index, buffer: Tensor) -> None:
-    """Copy trees into a buffer of bytes, to the places from :func:`lay_out`."""
+    """Copy trees into shared memory, to the places from :func:`lay_out`."""
     # numpy copies small tensors three times as fast as torch.
     target = buffer.numpy()
     written: set[int] = set()
@@ -121,7 +121,7 @@ def write(forest: Forest, index: Index, buffer: Tensor) -> None:
 
 
 def view(index: Index, buffer: Tensor) -> list[Tree]:
-    """Return the trees in a buffer without copying; a shared tensor is one tensor."""
+    """Return the trees in shared memory without copying; a shared tensor is one tensor."""
     views: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
     forest: list[Tree] = []
     for places in index:
@@ -166,7 +166,7 @@ def _full(size: int, error: OSError) -> SharedMemoryFull:
 
 
 def get(block: Block) -> list[Tree]:
-    """Return copies of the trees in a block."""
+    """Return copies of the trees in a block of shared memory."""
     if block.name is None:
         return view(block.index, torch.empty(0, dtype=torch.uint8))
     memory = _open_untracked(block.name)
@@ -202,7 +202,7 @@ def _do_not_register(name: Sized, rtype: str) -> None:
 
 
 def drop(name: str | None) -> None:
-    """Free a block's memory; do nothing if the block does not exist."""
+    """Free a block of shared memory; do nothing if the block does not exist."""
     if name is None:
         return
     try:

@@ -38,14 +38,14 @@ class Paces:
         self._seconds: WeakKeyDictionary[Run, dict[str, float]] = WeakKeyDictionary()
 
     def note(self, run: Run, task: Task, seconds: float) -> None:
-        """Note how many seconds a job took."""
+        """Note how many seconds a worker took for a job."""
         measured = seconds / max(_count_examples(run, task), 1)
         paces = self._seconds.setdefault(run, {})
         # A moving average, because a worker may have had to wait for a core.
         paces[task.verb] = (measured + paces.get(task.verb, measured)) / 2
 
     def predict(self, run: Run, task: Task) -> tuple[float, int]:
-        """Predict the seconds that a job takes (infinite if not measured yet), and its examples."""
+        """Predict a worker's seconds for a job (infinite if not measured yet), and its examples."""
         examples = _count_examples(run, task)
         pace = self._seconds.get(run, {}).get(task.verb, math.inf)
         # A client without examples still takes some time.
@@ -78,7 +78,7 @@ class Window:
         self.names: set[str] = set()
 
     def fill(self) -> bool:
-        """Take jobs until the window is full; return False if no job and no answer is left."""
+        """Take jobs for the pool until the window is full; return False if none is left."""
         while self.next_job < self.next_answer + self.size:
             job = next(self.jobs, None)
             if job is None:
@@ -88,11 +88,11 @@ class Window:
         return bool(self.open or self.done)
 
     def count_waiting(self, runs: list[Run]) -> int:
-        """Count the open jobs of ``runs`` that are not running yet."""
+        """Count the open jobs of ``runs`` that no worker of the pool runs yet."""
         return sum(run in runs for job, (run, _) in self.open.items() if job not in self.running)
 
     def pick(self, runs: list[Run]) -> int | None:
-        """Pick the longest open job of ``runs`` that is not running, and mark it as running.
+        """Pick the longest open job of ``runs`` for a worker, and mark it as running.
 
         Longest first: a long job that starts last would leave the other workers idle at the end.
         """
@@ -124,7 +124,7 @@ class Window:
         return blocks
 
     def note(self, job: int, seconds: float) -> None:
-        """Note the seconds after which a job was answered."""
+        """Note the seconds after which a worker answered a job."""
         run, task = self.open[job]
         self.paces.note(run, task, seconds)
 
@@ -141,7 +141,7 @@ class Window:
         self._close(job, outcome)
 
     def lose(self, job: int, lost: Lost) -> None:
-        """Finish a job that will have no reply."""
+        """Finish a job of the pool that will have no reply."""
         self._close(job, lost)
 
     def _close(self, job: int, outcome: Answer) -> None:
@@ -166,7 +166,7 @@ class Window:
                 del self.trees[key]
 
     def take(self) -> tuple[Job, Answer]:
-        """Return the next answer in job order."""
+        """Return the pool's next answer in job order."""
         (run, task), outcome = self.done.pop(self.next_answer)
         self.next_answer += 1
         # Counted here, not in the worker: the cost depends on the masks that clients were sent so
@@ -180,7 +180,7 @@ class Window:
             self.names.discard(name)
 
     def free_blocks(self) -> None:
-        """Free all shared memory."""
+        """Free all shared memory of the pool."""
         for name in list(self.names):
             self._drop(name)
         self.blocks = {}

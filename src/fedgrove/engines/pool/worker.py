@@ -39,7 +39,10 @@ SIGNALS = [
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Delay signals until the block ends; a process started in it delays them until it unblocks."""
+    """Delay signals while the pool starts workers, until the block ends.
+
+    A process started in it delays them until it unblocks.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         # On Windows.
         yield
@@ -54,7 +57,7 @@ def delay_signals() -> Iterator[None]:
 def serve(
     pipe: Connection, inherited: list[Connection], runs: list[Run] | PackedRuns, server: int
 ) -> None:
-    """Receive tasks, do them and answer, until the pipe closes."""
+    """Work in a process of the pool: receive tasks and answer, until the pipe closes."""
     set_signals()
     # Inherited by the fork. If workers kept them open, no worker would see its pipe close when the
     # server dies.
@@ -101,7 +104,10 @@ def exit_after(server: int) -> None:
 
 
 def do_task(run: Run, envelope: Envelope, blocks: list[Block], reply: str) -> bytes:
-    """Do one task; return the pickled answer. The block ``reply`` gets the report's trees."""
+    """Do one task in a worker; return the pickled answer.
+
+    The block ``reply`` gets the report's trees.
+    """
     try:
         forest = []
         for block in blocks:

@@ -56,7 +56,7 @@ class AnnealedPull(Objective):
             check(self.fixed >= 0, "fixed", self.fixed, "0 or more")
 
     def begin(self, params: Tree, carry: Carry) -> Tree:
-        """No loss is expected yet."""
+        """AdFedWCP: before the first step no loss is expected yet."""
         like = next(iter(params.values()))
         return {LOSS: like.new_zeros(()), STEPS: like.new_zeros(())}
 
@@ -79,7 +79,7 @@ class AnnealedPull(Objective):
         return weight * torch.stack(list(along.values())).sum(), remembered
 
     def weight(self, loss: Tensor, expected: Tensor, position: Tensor) -> Tensor:
-        """Lambda of one step.
+        """AdFedWCP: the weight lambda of the pull in one step.
 
         >>> pull = AnnealedPull()
         >>> one, two, first = torch.tensor(1.0), torch.tensor(2.0), torch.tensor(0)

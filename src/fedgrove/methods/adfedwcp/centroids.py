@@ -90,7 +90,7 @@ class Adaptive:
         return min(low, *self.limits(omega, info))
 
     def least(self, omega: float, examples: int, fewest: int, most: int, progress: Progress) -> int:
-        """The lower bound: what importance, data and progress require.
+        """AdFedWCP: the fewest centroids that importance, data and progress require.
 
         >>> Adaptive().least(0.5, 300, fewest=100, most=500, progress=Progress(50, 100))
         18
@@ -107,7 +107,7 @@ class Adaptive:
         return min(max(_up(by_data * gamma * eta), self.k_min), self.k_max)
 
     def limits(self, omega: float, info: ClientInfo) -> list[int]:
-        """The upper bounds of a client that apply; k_max is always one.
+        """AdFedWCP: the upper bounds on a client's centroids; k_max is always one of them.
 
         >>> Adaptive(memory=True).limits(0.5, ClientInfo(100, bandwidth=5.0, memory=1 << 32))
         [32, 18, 32]
@@ -122,7 +122,9 @@ class Adaptive:
         return bounds
 
     def limit(self, omega: float, has: float, least: float, most: float) -> int:
-        """The upper bound for a client that has ``has`` of a resource, from least to most.
+        """AdFedWCP: the most centroids for a client that has ``has`` of a resource.
+
+        ``least`` and ``most`` are the bounds of the resource.
 
         >>> Adaptive().limit(0.5, 100.0, 5.0, 100.0), Adaptive().limit(0.5, 5.0, 5.0, 100.0)
         (32, 18)
@@ -142,7 +144,7 @@ class Fixed:
 
     @property
     def k_max(self) -> int:
-        """The largest number there is."""
+        """AdFedWCP: the largest number of centroids of any layer."""
         return self.k
 
     def __call__(
@@ -159,7 +161,7 @@ def _up(number: float) -> int:
 
 
 def clustered_bits(weights: int, biases: int, k: int) -> int:
-    """What the paper counts of a layer: k centroids of 32 bits, log2 k bits per weight, biases.
+    """AdFedWCP: a layer's bits in the paper: k centroids of 32, log2 k per weight, and biases.
 
     (Its appendix says k - 1 centroids; its table fits k.)
 

@@ -27,7 +27,9 @@ from ...trees import Tree
 
 
 def by_magnitude(params: Mapping[str, Tensor], layers: Sequence[Sequence[str]]) -> list[float]:
-    r"""The mean of :math:`|w|` over each layer; ``layers`` has the names of each one's weights.
+    r"""AdFedWCP: the importance of each layer as the mean of :math:`|w|` over its weights.
+
+    ``layers`` has the names of the weights of each layer.
 
     >>> by_magnitude({"a": torch.tensor([1.0, -3.0]), "b": torch.tensor([-1.0])}, [["a"], ["b"]])
     [2.0, 1.0]
@@ -42,7 +44,9 @@ def by_magnitude(params: Mapping[str, Tensor], layers: Sequence[Sequence[str]]) 
 def by_gradient(
     params: Mapping[str, Tensor], gradient: Mapping[str, Tensor], layers: Sequence[Sequence[str]]
 ) -> list[float]:
-    r"""The mean of :math:`|w\,g|` of each layer: to first order, how much w matters to the loss.
+    r"""AdFedWCP: the mean of :math:`|w\,g|` of each layer: how much w matters to the loss.
+
+    This is a first-order estimate.
 
     Unlike :math:`|g|` alone it does not change where one layer is scaled up and the next one down,
     which leaves a ReLU network as it is.
@@ -57,7 +61,7 @@ def by_gradient(
 
 
 def weighed(scores: Sequence[float]) -> list[float]:
-    """Scores of 0 or more as weights that sum to 1; all alike where all are 0.
+    """AdFedWCP: the layers' scores as weights that sum to 1; equal weights if all scores are 0.
 
     >>> [round(omega, 4) for omega in weighed([2.0, 1.0])]
     [0.6225, 0.3775]
@@ -77,7 +81,7 @@ LONGEST = 100
 
 
 def layers_of(layout: Layout) -> tuple[str, ...]:
-    """The layers that have weights to cluster, in order of execution."""
+    """AdFedWCP: the layers that have weights to cluster, in order of execution."""
     return tuple(layer.name for layer in layout.layers if layer.weights and layer.activations)
 
 
@@ -136,7 +140,7 @@ def _sum_right(nearness: Tensor, batch: Batch) -> Tensor:
 
 
 def embedded(net: Net, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
-    """Each layer's activations as short vectors, one per example, and the network's output."""
+    """AdFedWCP: each layer's activations as short vectors, and the network's output."""
     names = layers_of(net.layout)
     found: Tree = {}
     hooks = []
@@ -158,7 +162,7 @@ def embedded(net: Net, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
 
 
 def pooled(activation: Tensor) -> Tensor:
-    r"""An activation (examples, channels, ...) as at most about :data:`LONGEST` numbers.
+    r"""AdFedWCP: an activation (examples, channels, ...) as at most about :data:`LONGEST` numbers.
 
     Adaptive average pooling to d in each dimension, :math:`d = \lceil (N / C)^{1/n} \rceil` for C
     channels and n dimensions behind them (the paper has images, n = 2; signals and volumes are
@@ -186,7 +190,7 @@ def pooled(activation: Tensor) -> Tensor:
 
 
 def imprinted(hits: Tree, layers: Sequence[str]) -> list[float]:
-    r"""Softmax of what each layer adds: :math:`\omega = \mathrm{softmax}(A_j - A_{j-1})`, A_0 = 0.
+    r"""AdFedWCP: :math:`\omega = \mathrm{softmax}(A_j - A_{j-1})`, what each layer adds; A_0 = 0.
 
     >>> hits = {"a": torch.tensor(3.0), "b": torch.tensor(3.0), "all": torch.tensor(4.0)}
     >>> [round(w, 3) for w in imprinted(hits, ("a", "b"))]
@@ -200,5 +204,5 @@ def imprinted(hits: Tree, layers: Sequence[str]) -> list[float]:
 
 
 def accuracy(hits: Tree) -> float:
-    """The network's own share of right answers."""
+    """AdFedWCP: the network's share of right answers, among the sums of a client's layers."""
     return float(hits["output"] / hits["all"])

@@ -57,7 +57,7 @@ class Solved(NamedTuple):
 
 
 def cluster(x: Tensor, k: Tensor, k_max: int, bins: int = BINS) -> Tensor:
-    r"""Each value's nearest of at most ``k`` centroids, of which one is +0.0.
+    r"""AdFedWCP: k-means of a layer: each value becomes one of ``k`` centroids, one of them +0.0.
 
     The centroids minimise :math:`\sum_i \min_c (x_i - \mu_c)^2` with :math:`\mu_0 = 0` over the
     histogram, and then by Lloyd's steps over the values. ``k`` is a whole number from 2 to
@@ -72,12 +72,15 @@ def cluster(x: Tensor, k: Tensor, k_max: int, bins: int = BINS) -> Tensor:
 def cluster_layers(
     layers: Sequence[Tensor], k: Tensor, k_max: int, bins: int = BINS
 ) -> list[Tensor]:
-    """:func:`cluster` of several layers, each with its own number of centroids ``k[i]``."""
+    """AdFedWCP: k-means of several layers, layer i with ``k[i]`` centroids."""
     return with_centroids(layers, solve(layers, k_max, bins), k)
 
 
 def solve(layers: Sequence[Tensor], k_max: int, bins: int = BINS) -> Solved:
-    """The programme for up to ``k_max`` centroids; histograms are of one size, so layers stack."""
+    """AdFedWCP: solve the k-means of several layers at once, for up to ``k_max`` centroids.
+
+    Their histograms are of one size, so the layers stack.
+    """
     histograms = []
     lines = []
     for x in layers:
@@ -91,7 +94,7 @@ def solve(layers: Sequence[Tensor], k_max: int, bins: int = BINS) -> Solved:
 
 
 def with_centroids(layers: Sequence[Tensor], solved: Solved, k: Tensor) -> list[Tensor]:
-    """What :func:`solve` was given, with ``k[i]`` centroids in layer i."""
+    """AdFedWCP: the layers that :func:`solve` was given, with ``k[i]`` centroids in layer i."""
     centroids = _lloyd(solved.lines, _walk_back(solved, k)).sort().values
     clustered = []
     for x, own, between in zip(layers, centroids, _midpoints(centroids), strict=True):
@@ -102,7 +105,7 @@ def with_centroids(layers: Sequence[Tensor], solved: Solved, k: Tensor) -> list[
 
 
 def operations(size: int, k: int, bins: int = BINS) -> int:
-    """About how many multiplications, additions and comparisons :func:`cluster` takes.
+    """AdFedWCP: about how many multiplications, additions and comparisons :func:`cluster` takes.
 
     The programme's share does not depend on the number of values:
 

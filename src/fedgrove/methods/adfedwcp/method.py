@@ -190,7 +190,7 @@ class AdFedWCP(CommonParts):
         return tasks
 
     def centroids(self, state: State, client: int) -> list[float]:
-        """The number of centroids of each layer of a client."""
+        """AdFedWCP: the number of centroids of each layer of a client."""
         examples, bandwidth, speed, memory = state.devices[client]
         info = ClientInfo(examples, bandwidth, speed, memory)
         progress = Progress(state.round, state.rounds, state.change)
@@ -277,12 +277,12 @@ class AdFedWCP(CommonParts):
 
     @property
     def scores(self) -> bool:
-        """Whether clients report their accuracy: where the numbers of centroids follow it."""
+        """AdFedWCP: whether clients report their accuracy, which centroids may depend on."""
         return isinstance(self.allocation, Adaptive) or self.importance in ("imprint", "gradient")
 
     @property
     def clusters(self) -> bool:
-        """Whether anything is clustered."""
+        """AdFedWCP: whether any weights are clustered."""
         return self.allocation.k_max > 0
 
     def _cluster(self) -> tuple[Stage, ...]:
@@ -351,12 +351,15 @@ class AdFedWCP(CommonParts):
     # ---- what is reported ------------------------------------------------------------------------
 
     def server_metrics(self, state: State) -> Mapping[str, float]:
-        """Of the last round: centroids per layer, and the uplink by the paper's count."""
+        """AdFedWCP: centroids per layer in the last round, and the uplink by the paper's count."""
         return {"centroids": state.centroids, "uplink_counted": state.counted}
 
     @property
     def paper_at_most(self) -> bool:
-        """Whether the paper's count is an upper bound, as where k follows from training."""
+        """AdFedWCP: whether the paper's count of bytes is an upper bound only.
+
+        It is one if k follows from training.
+        """
         return isinstance(self.allocation, Adaptive)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
@@ -383,7 +386,7 @@ class Cluster:
 
 
 def clustered_weights(layout: Layout, params: Tree, numbers: Tensor, k_max: int) -> Tree:
-    """The weights of layer j as at most ``numbers[j]`` centroids, one of them 0."""
+    """AdFedWCP: the weights of layer j as at most ``numbers[j]`` centroids, one of them 0."""
     names, per_weight = _numbers_by_weight(layout, numbers)
     weights = list(trees.pick(params, names).values())
     return dict(zip(names, kmeans.cluster_layers(weights, per_weight, k_max), strict=True))
@@ -414,7 +417,7 @@ _START: WeakKeyDictionary[Net, _Start] = WeakKeyDictionary()
 
 
 def clustered_start(client: Client, numbers: Tensor) -> Tree:
-    """The network's start, clustered into the numbers of centroids that a client has."""
+    """AdFedWCP: the network's start, clustered into the numbers of centroids that a client has."""
     names, per_weight = _numbers_by_weight(client.layout, numbers)
     weights = list(trees.pick(client.start, names).values())
     most = int(numbers.max())
@@ -427,7 +430,7 @@ def clustered_start(client: Client, numbers: Tensor) -> Tree:
 
 
 def under_mask(params: Tree, carry: Carry) -> Tree:
-    """The weights as the forward pass sees them: 0 where the client has pruned them."""
+    """AdFedWCP: the weights as the forward pass sees them: 0 where the client has pruned them."""
     # Absent where nothing is clustered: an empty tree is not remembered.
     kept = carry.get("kept", {})
     seen = dict(params)
@@ -438,7 +441,7 @@ def under_mask(params: Tree, carry: Carry) -> Tree:
 
 
 def begin_personal(carry: Carry, client: Client) -> Carry:
-    """A personal model starts at the network's start, and its mask by clustering that."""
+    """AdFedWCP: a personal model starts at the network's start, and its mask by clustering that."""
     if "personal" in carry:
         return carry
     numbers = carry["settings"]["k"]
@@ -451,7 +454,7 @@ def begin_personal(carry: Carry, client: Client) -> Carry:
 
 
 def mask_and_use(carry: Carry, client: Client) -> Carry:
-    """The mask is where no centroid is 0; the client uses its trained model under it."""
+    """AdFedWCP: the mask is where no centroid is 0; the client uses its trained model under it."""
     clustered = carry.get("clustered", {})
     trained = carry["trained"]
     # On a CPU a fifth of the time of a comparison with 0.
@@ -465,7 +468,7 @@ def mask_and_use(carry: Carry, client: Client) -> Carry:
 
 
 def use_personal(carry: Carry, client: Client) -> Carry:
-    """The client uses its personal model under its mask; the shared one before it has any."""
+    """AdFedWCP: the client uses its personal model under its mask, or else the shared one."""
     if "personal" not in carry:
         return carry
     personal = carry["personal"]
@@ -474,7 +477,7 @@ def use_personal(carry: Carry, client: Client) -> Carry:
 
 
 def clustered_bytes(layout: Layout, k: int) -> int:
-    """What the paper counts of one clustered model: codebooks, indices and biases."""
+    """AdFedWCP: what the paper counts of one clustered model: codebooks, indices and biases."""
     bits = 0
     counted = 0
     for name in layers_of(layout):

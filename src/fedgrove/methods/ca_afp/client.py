@@ -26,17 +26,17 @@ from .evidence import evidence_packet, expected_evidence
 
 
 def measure_gradient(objective: Objective) -> Measure:
-    """The stage that takes the gradient at the model received, over the training data."""
+    """CA-AFP: the stage that takes the gradient at the model received, over the training data."""
     return Measure("gradient", Gradient(objective), Batches("train"))
 
 
 def pull_to_reference(carry: Carry, client: Client) -> Carry:
-    """Set what the client is pulled to: the reference it keeps, or the network's start."""
+    """CA-AFP: set what the client is pulled to: the reference it keeps, or the network's start."""
     return {"reference": client.start, **carry}
 
 
 def start_from_reference(carry: Carry, client: Client) -> Carry:
-    """Train from the reference that was sent, or from the network's start."""
+    """CA-AFP: train from the reference that was sent, or from the network's start."""
     return {**carry, "model": carry.get("reference", client.start)}
 
 
@@ -44,13 +44,13 @@ def start_from_reference(carry: Carry, client: Client) -> Carry:
 
 
 def send_trained(carry: Carry, client: Client) -> Outcome:
-    """The trained model under its mask, and the evidence if it was measured."""
+    """CA-AFP: the trained model under its mask, and the evidence if it was measured."""
     mask = carry.get("model.mask")
     return Outcome({"model": Packet(carry["local"], mask), **_evidence(carry, mask)})
 
 
 def send_update(carry: Carry, client: Client) -> Outcome:
-    """The update (Eq. 3), in 16 bits: only its direction counts."""
+    """CA-AFP: the update (Eq. 3), in 16 bits: only its direction counts."""
     update = {}
     for name in prunable_first(client.layout):
         update[name] = carry["local"][name] - carry["model"][name]
@@ -62,7 +62,7 @@ def send_update(carry: Carry, client: Client) -> Outcome:
 
 
 def prunable_first(layout: Layout) -> list[str]:
-    """All parameters, so that the server finds prunable ones at the start of a flat update."""
+    """CA-AFP: all parameters, with the prunable ones at the start of a flat update."""
     return list(dict.fromkeys((*layout.prunable, *layout.params)))
 
 
@@ -83,20 +83,20 @@ def _evidence(carry: Carry, mask: Mask | None) -> dict[str, Packet]:
 
 
 def expected_update(task: Task, net: Net) -> ExpectedReport:
-    """The update in 16 bits, prunable weights first."""
+    """CA-AFP: the update in 16 bits, prunable weights first."""
     update = trees.pick(net.blank(), prunable_first(net.layout))
     return ExpectedReport({"update": Half().form(update)})
 
 
 def update_and_evidence(task: Task, net: Net) -> ExpectedReport:
-    """The update, and a vote for every prunable weight: none is pruned yet."""
+    """CA-AFP: the update, and a vote for every prunable weight: none is pruned yet."""
     size = net.layout.prunable_size
     votes_of_all = expected_evidence(size, active=size, grow=0)
     return ExpectedReport({**expected_update(task, net).packets, "evidence": votes_of_all})
 
 
 def model_and_evidence(task: Task, net: Net) -> ExpectedReport:
-    """The model as it was sent, and evidence under its mask."""
+    """CA-AFP: the model as it was sent, and evidence under its mask."""
     model = task.send["model"]
     weights = trees.pick(model.values, net.layout.prunable)
     size = trees.size(weights)

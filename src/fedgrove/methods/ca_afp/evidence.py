@@ -25,7 +25,7 @@ over ``votes``; ``grow`` the summed gradient of all examples."""
 
 
 def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
-    """What a client sends of its gradient.
+    """CA-AFP: the packet of evidence that a client sends: the signs of its gradient.
 
     Signs under the mask, and outside it the ``grow`` largest values in 16 bits.
 
@@ -47,7 +47,7 @@ def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
 
 
 def expected_evidence(weights: int, active: int, grow: int) -> ExpectedPacket:
-    """What :func:`evidence_packet` makes looks like, where ``active`` of the weights are in use."""
+    """CA-AFP: the form of the evidence if ``active`` of the weights are in use."""
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "scores.signs": (torch.int8, (active,))
     }
@@ -79,7 +79,7 @@ class Gather:
         self._votes = 0
 
     def add(self, trained: Tensor, evidence: Mapping[str, Tensor]) -> None:
-        """Add one client's trained model and its evidence.
+        """CA-AFP: add one client's trained model and its evidence.
 
         Evidence that is absent, does not fit the mask or has other numbers than votes is skipped.
         """
@@ -99,7 +99,7 @@ class Gather:
             self._grow += grow
 
     def since(self, before: Mapping[str, Tensor]) -> Sums:
-        """These sums added to those ``before``, which may be empty."""
+        """CA-AFP: these sums of evidence added to those ``before``, which may be empty."""
         spread = torch.zeros_like(self._squares)
         pooled = 0
         # One report is its own mean: it does not show how clients differ.
@@ -136,14 +136,17 @@ def _are_votes(signs: Tensor) -> bool:
 
 
 def variance(sums: Mapping[str, Tensor]) -> Tensor | None:
-    """The clients' variance around the mean of their round; None where no round had two clients."""
+    """CA-AFP: the variance of a group's clients around the mean of their round, or None.
+
+    It is None if no round had two clients.
+    """
     if not sums or sums["pooled"] < 2:
         return None
     return sums["spread"] / sums["pooled"]
 
 
 def votes(sums: Mapping[str, Tensor]) -> tuple[Tensor | None, float]:
-    """The sum of signs and how many voted; None with fewer than two votes."""
+    """CA-AFP: the sum of gradient signs and how many voted; None with fewer than two votes."""
     if not sums:
         return None, 0.0
     n = float(sums["votes"])

@@ -154,33 +154,33 @@ class CAAFP(CommonParts):
 
     @property
     def score(self) -> Blend:
-        """Mag, Coh and Con, weighted (Eq. 8)."""
+        """CA-AFP: the pruning score: Mag, Coh and Con, weighted (Eq. 8)."""
         return Blend(*self.weights)
 
     @property
     def schedule(self) -> Churn:
-        """When to prune, and how much."""
+        """CA-AFP: when to prune, and how much."""
         return Churn(self.every, self.churn)
 
     @property
     def first(self) -> float:
-        """The density of the first mask."""
+        """CA-AFP: the density of the first mask."""
         return self.density if self.start is None else self.start
 
     @property
     def masks_move(self) -> bool:
-        """Whether the steps after the first mask change anything."""
+        """CA-AFP: whether the steps after the first mask change anything."""
         return self.churn > 0 or self.first != self.density
 
     @property
     def sends_later(self) -> str:
-        """What --privacy cannot protect: the evidence that pruning is decided by."""
+        """CA-AFP: what --privacy cannot protect: the evidence that pruning is decided by."""
         if self.first < 1 or self.masks_move:
             return "send signs of their gradients as evidence for pruning"
         return ""
 
     def lengths(self, rounds: int) -> tuple[int, int, int]:
-        """The phases of a run of ``rounds`` rounds, in rounds.
+        """CA-AFP: the phases of a run of ``rounds`` rounds, in rounds.
 
         >>> CAAFP(phases=(0.3, 0.1, 0.6)).lengths(50), CAAFP(phases=(0.3, 0.3, 0.4)).lengths(2)
         ((15, 5, 30), (0, 1, 1))
@@ -488,12 +488,12 @@ other defaults are those of its UCI-HAR, and its data sets bring its local train
 
 
 def prunable_weights(state: State, group: int) -> Tensor:
-    """A group's prunable weights as one vector."""
+    """CA-AFP: a group's prunable weights as one vector."""
     return trees.flatten(trees.pick(state.models[group], state.prunable))
 
 
 def active_weights(state: State, group: int) -> Tensor:
-    """A group's mask as one vector over its prunable weights; all True while it is dense."""
+    """CA-AFP: a group's mask as one vector over its prunable weights; all True if dense."""
     mask = state.masks.get(group)
     if mask is None:
         return torch.ones_like(prunable_weights(state, group)).bool()

@@ -35,7 +35,7 @@ class Churn:
         check(0 <= self.rate <= 1, "churn", self.rate, "in [0, 1]")
 
     def steps(self, rounds: int) -> range:
-        """The rounds, counted from 1, before which a step stands.
+        """CA-AFP: the rounds, counted from 1, before which a step stands.
 
         >>> list(Churn(every=5).steps(12))
         [5, 10]
@@ -43,7 +43,7 @@ class Churn:
         return range(self.every, rounds + 1, self.every)
 
     def left(self, t: int, rounds: int) -> int:
-        """R: the steps over which the deficit is shared out.
+        """CA-AFP: R: the steps over which the deficit is shared out.
 
         >>> [Churn(every=5).left(t, 15) for t in (5, 10, 15)]
         [2, 1, 1]
@@ -51,7 +51,7 @@ class Churn:
         return max(1, (rounds - t) // self.every)
 
     def sizes(self, t: int, rounds: int, active: int, target: int, total: int) -> tuple[int, int]:
-        """How many weights to prune and to regrow before round ``t``.
+        """CA-AFP: how many weights to prune and to regrow before round ``t``.
 
         A density that is to rise is regrown. Here churn is 7, and the deficit (70 - 30) / 2:
 
@@ -103,7 +103,7 @@ class Clock:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the next round."""
+        """CA-AFP: the phase of the next round."""
         warm_up, stabilise, pruning = self.phases
         if self.round < warm_up:
             return Phase.WARM_UP
@@ -115,18 +115,18 @@ class Clock:
 
     @property
     def prune_round(self) -> int:
-        """The paper's t of phase 3, counted from 1; 0 or less before phase 3."""
+        """CA-AFP: the paper's t of phase 3, counted from 1; 0 or less before phase 3."""
         warm_up, stabilise, _ = self.phases
         return self.round - (warm_up + stabilise) + 1
 
     @property
     def rounds_until_prune(self) -> int:
-        """Rounds left before phase 3, the next one included."""
+        """CA-AFP: rounds left before phase 3, the next one included."""
         return 1 - self.prune_round
 
     @property
     def steps(self) -> list[int]:
-        """The t of phase 3 before whose broadcast a pruning step stands."""
+        """CA-AFP: the t of phase 3 before whose broadcast a pruning step stands."""
         pruning = self.phases[2]
         if pruning == 0:
             return []
@@ -135,12 +135,12 @@ class Clock:
 
     @property
     def step_is_due(self) -> bool:
-        """Whether a pruning step stands before the next round."""
+        """CA-AFP: whether a pruning step stands before the next round."""
         return self.prune_round in self.steps
 
     @property
     def next_step(self) -> int | None:
-        """The step that will use what clients report in the next round; None if none is left."""
+        """CA-AFP: the pruning step that uses the next round's reports; None if none is left."""
         for step in self.steps:
             # A step before the next round itself is over by the time the round's reports arrive.
             if step > self.prune_round:
@@ -149,7 +149,7 @@ class Clock:
 
 
 def are_phases(phases: Phases | None) -> bool:
-    """Whether these are three lengths: whole rounds, or shares that sum to 1."""
+    """CA-AFP: whether these are three lengths: whole rounds, or shares that sum to 1."""
     # None comes from configurations of before: it used to mean no warm-up.
     if phases is None or len(phases) != 3 or min(phases) < 0:
         return False
@@ -158,14 +158,14 @@ def are_phases(phases: Phases | None) -> bool:
 
 
 def are_shares(phases: Phases) -> bool:
-    """Whether phases are shares of the rounds."""
+    """CA-AFP: whether phases are shares of the rounds."""
     # Not exactly 1: 0.7 + 0.2 + 0.1 is 0.9999999999999999. Whole rounds that sum to 1 are those of
     # a run of one round, where shares mean the same.
     return math.isclose(sum(phases), 1)
 
 
 def phase_lengths(phases: Phases, rounds: int) -> tuple[int, int, int]:
-    """The phases of a run of ``rounds`` rounds, in rounds.
+    """CA-AFP: the phases of a run of ``rounds`` rounds, in rounds.
 
     Of shares, the ends of the first two phases are rounded down and the third takes the rest: the
     sum is exact, and however short a run is, it prunes if it is meant to.

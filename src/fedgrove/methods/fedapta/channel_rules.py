@@ -43,11 +43,14 @@ class ChannelRule(Protocol):
 
     @property
     def varies(self) -> bool:
-        """Whether two devices of one ratio may keep different channels of one model."""
+        """FedAPTA: whether two devices of one ratio may keep different channels of one model."""
 
     @property
     def most(self) -> float:
-        """No layer loses a larger share of its channels; 1: all but one may go, by rounding."""
+        """FedAPTA: the largest share of its channels that a layer may lose.
+
+        With 1 all channels but one may go, by rounding.
+        """
 
     def __call__(
         self,
@@ -178,7 +181,7 @@ class RandomChannels:
 
 
 def cap(rule: ChannelRule, group: ChannelGroup) -> float:
-    """The largest share of a layer that may go: one channel stays."""
+    """FedAPTA: the largest share of a layer's channels that can be pruned: one channel stays."""
     if rule.most == 1:
         # Such a rule rounds in every layer by itself, and there is no budget that it must meet.
         return 1.0
@@ -186,12 +189,18 @@ def cap(rule: ChannelRule, group: ChannelGroup) -> float:
 
 
 def largest_ratio(rule: ChannelRule, groups: Sequence[ChannelGroup]) -> float:
-    """The smallest cap: up to there equal ratios are one allocation. 1 stands for all below it."""
+    """FedAPTA: the largest pruning ratio that every layer can meet: the smallest cap.
+
+    Up to there equal ratios are one allocation. 1 stands for all below it.
+    """
     return min(cap(rule, group) for group in groups)
 
 
 def check_ratio(rule: ChannelRule, groups: Sequence[ChannelGroup], ratio: float) -> None:
-    """Refuse a ratio above the smallest cap, which some order of importance could not meet."""
+    """FedAPTA: refuse a pruning ratio above the smallest cap of the layers.
+
+    Some order of importance could not meet it.
+    """
     narrowest = min(groups, key=lambda group: cap(rule, group))
     largest = largest_ratio(rule, groups)
     if ratio > largest:
@@ -203,7 +212,9 @@ def check_ratio(rule: ChannelRule, groups: Sequence[ChannelGroup], ratio: float)
 
 
 def kept_weights(groups: Sequence[ChannelGroup], counts: Mapping[str, int], kept: Channels) -> int:
-    """Weights of these layers that a device keeps, each counted with the channel that it makes.
+    """FedAPTA: how many weights of these layers a device keeps.
+
+    Each weight is counted with the channel that it makes.
 
     This is how the paper's Table 5 counts parameters. A really smaller net has fewer: it loses what
     its layers read of lost channels too.
@@ -220,7 +231,7 @@ def kept_weights(groups: Sequence[ChannelGroup], counts: Mapping[str, int], kept
 
 
 def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) -> dict[int, float]:
-    """Every client's pruning ratio: the smallest with which a training step fits its device.
+    """FedAPTA: every client's pruning ratio: the smallest at which a training step fits.
 
     A step fits as in :func:`fedgrove.channels.widths.choose_width`, in the net that ``rule`` really
     cuts, from the initial weights: what a ratio saves depends on the rule and on the layers it

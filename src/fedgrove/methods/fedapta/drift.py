@@ -54,7 +54,9 @@ class DriftCorrection(Objective):
 def correction(
     own: Mapping[str, Tensor], groups: Mapping[str, Tensor], steps: int, lr: float
 ) -> Tree:
-    r""":math:`c_i = (\Delta_i - \Delta_t) / (K \eta)`, from the updates of the round before.
+    r"""FedAPTA: FedDC's correction :math:`c_i = (\Delta_i - \Delta_t) / (K \eta)`.
+
+    The updates are those of the round before.
 
     :math:`\Delta_i` -> ``own``, the device's; :math:`\Delta_t` -> ``groups``, the mean of its
     group's; :math:`K` -> ``steps`` of the device in a round, :math:`\eta` -> ``lr``. With plain SGD
@@ -70,7 +72,7 @@ def correction(
 def drifted(
     drift: Mapping[str, Tensor], trained: Mapping[str, Tensor], received: Mapping[str, Tensor]
 ) -> Tree:
-    r""":math:`h_i \leftarrow h_i + (w_i - w_t)`.
+    r"""FedAPTA: FedDC's drift after a round, :math:`h_i \leftarrow h_i + (w_i - w_t)`.
 
     >>> h, w, t = ({"w": torch.tensor([x])} for x in (1.0, 5.0, 3.0))
     >>> drifted(h, w, t)

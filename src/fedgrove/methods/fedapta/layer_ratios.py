@@ -46,7 +46,9 @@ def candidates(
 def weight_counts(
     groups: Sequence[ChannelGroup], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int]:
-    """:math:`N_k`: how many weights make the channels of each layer; biases and norms do not count.
+    """FedAPTA: :math:`N_k`, how many weights make the channels of each layer.
+
+    Biases and norms do not count.
 
     A weight counts with the channel that it makes, not with the one that it reads.
 
@@ -71,7 +73,7 @@ def weight_counts(
 def layer_importance(
     params: Mapping[str, Tensor], groups: Sequence[ChannelGroup], importance: str = "mean"
 ) -> dict[str, float]:
-    r""":math:`I_k = \lVert w_k \rVert_1`, or with "mean" :math:`\lVert w_k \rVert_1 / N_k`.
+    r"""FedAPTA: a layer's :math:`I_k = \lVert w_k \rVert_1`, divided by :math:`N_k` for "mean".
 
     (FedAPTA, Alg. 2, line 3.) :math:`w_k` -> the weights that make the channels of layer k.
     """
@@ -95,7 +97,7 @@ def monotone_ratios(
     ratio: float,
     least: float = 0.0,
 ) -> list[float]:
-    r"""The share of each layer that is pruned.
+    r"""FedAPTA: the pruning ratio of each layer; important layers lose less.
 
     :math:`\min_\rho \sum_k (\rho_k - s/I_k)^2` subject to :math:`\sum_k N_k \rho_k = \rho \sum_k
     N_k`, :math:`l \rho \le \rho_k \le c_k`, and :math:`\rho_j \le \rho_k` wherever layer j is
@@ -187,7 +189,7 @@ def _weighted_sum(weights: Sequence[float], values: Sequence[float]) -> float:
 def bounded_isotonic(
     values: Sequence[float], limits: Sequence[float], floor: float = 0.0
 ) -> list[float]:
-    r"""The non-decreasing sequence nearest to ``values``, each from ``floor`` to its limit.
+    r"""FedAPTA: the non-decreasing sequence nearest to ``values``, between ``floor`` and limits.
 
     :math:`\min_x \sum_k (x_k - v_k)^2` with :math:`x_k \le x_{k+1}` and :math:`f \le x_k \le l_k`;
     limits do not fall, and none is below the floor. Neighbours that are out of order are pooled,
@@ -217,7 +219,7 @@ def bounded_isotonic(
 def whole_channels(
     ratios: Sequence[float], channels: Sequence[int], sizes: Sequence[int]
 ) -> list[int]:
-    """How many whole channels each layer loses, so that the budget is met as nearly as can be.
+    """FedAPTA: how many whole channels each layer loses, to meet the budget as nearly as possible.
 
     All layers round down; then those with the largest remainder lose one channel more, each if that
     brings the pruned weights nearer to their number. So no layer is a whole channel away from its

@@ -347,7 +347,7 @@ class FedAPTA(CommonParts):
         return models, moved
 
     def server_metrics(self, state: State) -> Mapping[str, float]:
-        """How many groups there are, and how many devices the largest has."""
+        """FedAPTA: how many groups there are, and how many devices the largest has."""
         sizes = Counter(state.groups.values())
         return {"groups": len(state.models), "largest_group": max(sizes.values(), default=0)}
 
@@ -451,7 +451,7 @@ alone, and HDBSCAN on this round's updates alone."""
 
 
 def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
-    """The parameters of the last fully connected layers, whose updates are compared."""
+    """FedAPTA: the parameters of the last fully connected layers, whose updates are compared."""
     linear = [layer for layer in layout.trained_layers if layer.kind == "linear"]
     if not linear:
         raise UnfitError(
@@ -467,7 +467,7 @@ def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
 
 
 def origin_of(state: State, client: int) -> int:
-    """The group whose model a device trains.
+    """FedAPTA: the group whose model a device trains.
 
     A newcomer trains the only one there is, or where there are several begins at the start, as all
     others did: there its update shows its task.
@@ -480,20 +480,20 @@ def origin_of(state: State, client: int) -> int:
 
 
 def model_at(state: State, origin: int) -> Tree:
-    """The model of a group, or the initial parameters."""
+    """FedAPTA: the model of a group, or the initial parameters."""
     if origin == START:
         return state.first
     return state.models[origin]
 
 
 def largest_group(state: State) -> int:
-    """The group of most devices; of equal ones, the one of the smallest number."""
+    """FedAPTA: the group of most devices; of equal ones, the one of the smallest number."""
     sizes = Counter(state.groups.values())
     return min(state.models, key=lambda group: (-sizes[group], group))
 
 
 def placed(state: State) -> dict[int, int]:
-    """The groups of all devices; before the first round everybody is in the one there is."""
+    """FedAPTA: the groups of all devices; before the first round there is only one."""
     if state.groups:
         return state.groups
     return dict.fromkeys(state.ratios, next(iter(state.models)))
@@ -502,7 +502,7 @@ def placed(state: State) -> dict[int, int]:
 def clustered(
     grouping: Hdbscan, state: State, traces: Mapping[int, Trace], homeless: Set[int]
 ) -> dict[int, int]:
-    """The groups of all devices: clusters of their traces, with the numbers of the groups so far.
+    """FedAPTA: the groups of all devices by clusters of their traces, numbered as before.
 
     Those who are ``homeless`` have no group to stay in.
     """
@@ -547,7 +547,7 @@ def _origins_before(state: State, groups: Mapping[int, int], group: int) -> Coun
 
 
 def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> dict[int, int]:
-    """The groups as they were; a newcomer joins its nearest neighbour that has one, or group 0.
+    """FedAPTA: the groups as they were; a newcomer joins its nearest neighbour's, or group 0.
 
     >>> far = torch.tensor([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
     >>> stay({4: 7, 6: 9}, devices=[4, 5, 6], apart=far)
@@ -567,7 +567,7 @@ def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> di
 
 
 def expected_drift(task: Task, net: Net) -> ExpectedReport:
-    """The sub-model as it was sent, and a drift of the form of the group's update."""
+    """FedAPTA: the sub-model as it was sent, and a drift of the form of the group's update."""
     sent = expected_as_sent(task, net).packets
     return ExpectedReport({"model": sent["model"], "drift": sent["group_update"]})
 

@@ -106,7 +106,9 @@ class Hdbscan:
 
 
 def distances(vectors: Tensor, present: Tensor, distance: str = "cosine") -> Tensor:
-    r"""The distance of every two rows; entries where ``present`` is false are 0 in ``vectors``.
+    r"""FedAPTA: the distance of every two devices' vectors, over the entries both have.
+
+    Entries where ``present`` is false are 0 in ``vectors``.
 
     cosine: :math:`1 - \Delta_i \cdot \Delta_j / (|\Delta_i||\Delta_j|)` (Eq. 4), both lengths over
     the entries that *both* rows have. l1, l2: the length of the difference. inner: how far the
@@ -143,7 +145,7 @@ def distances(vectors: Tensor, present: Tensor, distance: str = "cosine") -> Ten
 
 
 def hdbscan(apart: Tensor, min_size: int) -> list[int]:
-    """HDBSCAN's clusters (Campello et al. 2013), and :data:`NOISE`."""
+    """FedAPTA: the clusters that HDBSCAN finds (Campello et al. 2013), and :data:`NOISE`."""
     # The library refuses fewer rows than this.
     if len(apart) < max(2, min_size):
         return [NOISE] * len(apart)
@@ -158,7 +160,9 @@ def hdbscan(apart: Tensor, min_size: int) -> list[int]:
 
 
 def settled(labels: Sequence[int], apart: Tensor) -> list[int]:
-    """Noise joins the cluster of its nearest neighbour that is in one; with no cluster all stay.
+    """FedAPTA: a device that is noise joins its nearest neighbour's cluster.
+
+    If there is no cluster, all stay noise.
 
     >>> apart = torch.tensor([[0.0, 1, 9, 4], [1, 0, 9, 2], [9, 9, 0, 3], [4, 2, 3, 0]])
     >>> settled([5, 5, 2, -1], apart)
@@ -176,7 +180,7 @@ def settled(labels: Sequence[int], apart: Tensor) -> list[int]:
 
 
 def refined(labels: Sequence[int], before: Sequence[int], min_size: int) -> list[int]:
-    """Clusters divided by the groups that their devices were in; what is too small is noise.
+    """FedAPTA: clusters divided by the groups their devices were in; small ones are noise.
 
     >>> refined([0, 0, 0, 0, 0, 1, 1], before=[4, 4, 8, 8, 4, 8, 4], min_size=2)
     [0, 0, 1, 1, 0, -1, -1]
@@ -195,7 +199,7 @@ def refined(labels: Sequence[int], before: Sequence[int], min_size: int) -> list
 
 
 def merged(labels: Sequence[int], similarity: Tensor, share: float) -> list[int]:
-    """Clusters that agree become one: the two that agree most, again and again.
+    """FedAPTA: clusters of devices that agree become one: the two that agree most, repeatedly.
 
     Two agree if the mean similarity across them is at least ``share`` of the smaller of their mean
     similarities within, which must be above 0.
@@ -229,7 +233,9 @@ def merged(labels: Sequence[int], similarity: Tensor, share: float) -> list[int]
 
 
 def adjusted(labels: Sequence[int], vectors: Tensor, present: Tensor) -> list[int]:
-    """Every row moves to the cluster with whose sum it agrees best, itself left out; and again.
+    """FedAPTA: every device moves to the cluster that it agrees with best, repeatedly.
+
+    The device itself is left out of the sum that it is compared with.
 
     At most :data:`SWEEPS` times, or until none moves. Noise stays noise.
 
@@ -287,7 +293,7 @@ def _within(similarity: Tensor, rows: Sequence[int]) -> float:
 
 
 def matched(labels: Mapping[int, int], groups: Mapping[int, int], fresh: int) -> dict[int, int]:
-    """Group numbers for clusters: a cluster continues the group with which it shares most devices.
+    """FedAPTA: a group number for each cluster: that of the group it shares most devices with.
 
     ``labels`` and ``groups`` are by device: its new cluster, and the group it was in. Clusters are
     matched so that the number of devices shared in all is largest (Hungarian method). A cluster
@@ -326,7 +332,7 @@ def matched(labels: Mapping[int, int], groups: Mapping[int, int], fresh: int) ->
 
 
 def together(labels: Sequence[int], before: Sequence[int], is_settled: Sequence[bool]) -> list[int]:
-    """Settled devices of one group stay together: all take the cluster that most of them are in.
+    """FedAPTA: settled devices of one group all take the cluster that most of them are in.
 
     Of equally many the one of the smallest number. A group can join another so, but is not divided,
     and no settled device leaves it alone.

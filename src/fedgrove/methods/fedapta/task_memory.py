@@ -33,29 +33,29 @@ class Trace:
 
     @property
     def first_length(self) -> float:
-        """How long the first update was, with which the task was all to learn."""
+        """FedAPTA: how long a device's first update was, when its task was new."""
         return self.first or length(self.total)
 
     def then(self, update: Trace, fade: float) -> Trace:
-        """The trace after one update more, which counts ``fade`` times what the last one did."""
+        """FedAPTA: the trace after one more update, which counts ``fade`` times the last one."""
         weight = fade * self.weight
         total = self.total + weight * update.total
         return Trace(total, self.present | update.present, weight, self.first_length)
 
     def settled(self) -> Trace:
-        """This trace, now final."""
+        """FedAPTA: this trace of a device, now final."""
         return replace(self, first=self.first_length, is_settled=True)
 
 
 def length(vector: Tensor) -> float:
-    """The Euclidean norm, in double precision."""
+    """FedAPTA: the Euclidean norm of an update, in double precision."""
     return float(vector.double().norm())
 
 
 def has_switched(
     update: Trace, first: float, own: Tensor, others: Sequence[Tensor], margin: float
 ) -> bool:
-    """Whether an update agrees clearly better with another group than with its own.
+    """FedAPTA: whether an update agrees clearly better with another group than with its own.
 
     ``own`` is the sum of what the other devices of its group have moved, ``others`` that of each
     other group, ``first`` the length of the device's first update. The difference of the cosines
@@ -77,7 +77,7 @@ def has_switched(
 
 
 def agreement(update: Trace, direction: Tensor) -> float:
-    """The cosine of an update with a direction, over the weights that the device has."""
+    """FedAPTA: the cosine of an update with a direction, over the weights that the device has."""
     there = torch.where(update.present, direction.double(), 0.0)
     own = update.total.double()
     lengths = own.norm() * there.norm()
@@ -92,7 +92,7 @@ def remembered(
     settle: float,
     forget: float,
 ) -> dict[int, Trace]:
-    """The traces of all devices after a round: those of the longest absence first.
+    """FedAPTA: the traces of all devices after a round: those of the longest absence first.
 
     A device that is new, or whose task has changed, is known by its update alone; one that has
     learnt its task is settled; of the others the update is added. The three numbers are those of
@@ -123,7 +123,7 @@ def remembered(
 
 
 def group_directions(traces: Mapping[int, Trace], groups: Mapping[int, int]) -> dict[int, Tensor]:
-    """By group: the sum of what its devices have moved in all."""
+    """FedAPTA: by group: the sum of what its devices have moved in all."""
     directions: dict[int, Tensor] = {}
     # By number: a sum's last bits depend on the order of its terms.
     for k in sorted(traces):

@@ -51,13 +51,16 @@ class Fisher:
         check(0 <= self.smoothing < 1, "smoothing", self.smoothing, "in [0, 1)")
 
     def of(self, objective: Objective) -> Measured:
-        """The mean of squared gradients by prunable weight, of the one mini-batch it is run on."""
+        """FedLayerPrune: the Fisher information of one mini-batch, by prunable weight.
+
+        It is the mean of squared gradients.
+        """
         if self.per_sample:
             return _SquaredPerSample(objective)
         return _SquaredOfBatch(objective)
 
     def smoothed(self, before: Mapping[str, Tensor] | None, now: Mapping[str, Tensor]) -> Tree:
-        """Eq. 10: the moving average with one more estimate.
+        """FedLayerPrune: Eq. 10: the moving average with one more estimate.
 
         >>> Fisher(0.9).smoothed({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})["w"]
         tensor([1.1000])
@@ -68,7 +71,7 @@ class Fisher:
         return trees.map(lambda old, new: rho * old + (1 - rho) * new, before, now)
 
     def value(self, average: Mapping[str, Tensor], estimates: int) -> Tree:
-        """The moving average of ``count`` estimates, with weights that sum to 1.
+        """FedLayerPrune: the moving average of ``count`` estimates, with weights that sum to 1.
 
         >>> Fisher(0.9).value({"w": torch.tensor([0.1])}, estimates=1)["w"]
         tensor([1.])
@@ -102,7 +105,10 @@ class _SquaredOfBatch:
 def per_sample(
     objective: Objective, net: Net, params: Tree, batch: Batch, carry: Carry
 ) -> Iterator[tuple[Tensor, Tree]]:
-    """Some examples' weights (0 for padding) and their gradients by prunable weight, in rows."""
+    """FedLayerPrune: weights of some examples, and their gradients by prunable weight.
+
+    A weight is 0 for padding; the gradients have a row per example.
+    """
     weights = trees.pick(params, net.layout.prunable)
 
     def of_one(x: Tensor, y: Tensor, weight: Tensor, index: Tensor) -> Tree:
@@ -150,11 +156,11 @@ class GradientVariance:
     """
 
     def of(self, objective: Objective) -> Measured:
-        """By layer: the mean square, and the squared mean, of its gradients."""
+        """FedLayerPrune: by layer: the mean square, and the squared mean, of its gradients."""
         return _Moments(objective)
 
     def value(self, measured: Tree) -> dict[str, float]:
-        """The variance by layer; rounding may leave it just below 0."""
+        """FedLayerPrune: the variance by layer; rounding may leave it just below 0."""
         variances = {}
         for name, (mean_square, squared_mean) in measured.items():
             variances[name] = max(0.0, float(mean_square - squared_mean))
@@ -196,11 +202,11 @@ class HessianTrace:
         check(self.draws >= 1, "draws", self.draws, "1 or more")
 
     def of(self, objective: Objective) -> Measured:
-        """By layer: the estimate of the trace."""
+        """FedLayerPrune: by layer: the estimate of the trace."""
         return _Hutchinson(objective, self.draws)
 
     def value(self, measured: Tree) -> dict[str, float]:
-        """The estimate by layer."""
+        """FedLayerPrune: the estimate by layer."""
         return {name: max(0.0, float(trace)) for name, trace in measured.items()}
 
 
@@ -211,7 +217,7 @@ class _Hutchinson:
 
     @property
     def passes(self) -> int:
-        """A gradient of a gradient for each draw."""
+        """FedLayerPrune: a gradient of a gradient for each draw."""
         return GRADIENT_PASSES * GRADIENT_PASSES * self.draws
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
@@ -240,7 +246,10 @@ def _slope(loss: Callable[[Tree], Tensor], direction: Tree) -> Callable[[Tree], 
 
 
 def signs_like(weight: Tensor, draw: int, name: str) -> Tensor:
-    """Random signs in the shape of a weight; the same ones for the same draw and name."""
+    """FedLayerPrune: random signs in the shape of a weight, from draw and name.
+
+    Equal draws and names give equal signs.
+    """
     # numpy's numbers, as torch's would differ where an engine maps this over many clients.
     bits = numpy_rng(draw, name).integers(0, 2, size=tuple(weight.shape))
     return torch.from_numpy(2 * bits - 1).to(device=weight.device, dtype=weight.dtype)

@@ -59,7 +59,7 @@ class Vote:
         check(0 <= self.threshold < 1, "threshold", self.threshold, allowed)
 
     def start(self, mask: Mapping[str, Tensor]) -> Votes:
-        """A vote on the weights that this mask still has."""
+        """FedLayerPrune: a vote on the weights that this mask still has."""
         return Votes(self.threshold, mask)
 
 
@@ -74,7 +74,10 @@ class Votes:
         self._all = 0.0
 
     def add(self, mask: Mapping[str, Tensor] | None, weight: float) -> None:
-        """Count one client's vote; it keeps all of a layer that its mask does not name."""
+        """FedLayerPrune: count one client's vote on the mask.
+
+        The client keeps all of a layer that its mask does not name.
+        """
         self._all += weight
         for name, votes in self._for.items():
             kept = None if mask is None else mask.get(name)
@@ -86,7 +89,7 @@ class Votes:
                 votes.add_(kept.view(torch.uint8), alpha=weight)
 
     def value(self) -> Mask:
-        """The weights that enough clients keep, and that the mask before the vote had."""
+        """FedLayerPrune: the weights that enough clients keep, within the previous mask."""
         if not self._all:
             return self._mask
         agreed: Mask = {}
@@ -101,7 +104,7 @@ class Votes:
         return agreed
 
     def anybody(self) -> Mask:
-        """The weights that at least one client keeps."""
+        """FedLayerPrune: the weights that at least one client keeps."""
         return trees.map(lambda votes: votes > 0, self._for)
 
 
@@ -181,7 +184,7 @@ class LiteralHybrid:
 
 
 def keeps(rate: float, size: int) -> int:
-    """How many of ``size`` weights stay at a pruned share; never none."""
+    """FedLayerPrune: how many of ``size`` weights stay at a pruned share; never none."""
     return max(1, round((1 - rate) * size))
 
 
@@ -195,7 +198,7 @@ def keep_channels(
     groups: Sequence[ChannelGroup],
     layout: Layout,
 ) -> Channels:
-    """The channels of convolutions that stay at these rates: those with the longest filters.
+    """FedLayerPrune: the channels that stay at these rates: those with the longest filters.
 
     Channels that are gone already stay gone, and count. Every group keeps at least one.
     """
@@ -215,7 +218,7 @@ def keep_channels(
 
 
 def loses_channels(groups: Sequence[ChannelGroup], layout: Layout) -> list[ChannelGroup]:
-    """The groups whose channels are made by convolutions alone."""
+    """FedLayerPrune: the groups whose channels are made by convolutions alone."""
     convolutions: set[str] = set()
     for layer in layout.layers:
         if layer.kind == "conv":
@@ -238,7 +241,7 @@ def keep_weights(
     groups: Sequence[ChannelGroup],
     shapes: Shapes,
 ) -> Mask:
-    """Of the weights inside these channels and the mask, the ``counts`` best of every layer."""
+    """FedLayerPrune: the ``counts`` best weights of every layer, inside channels and mask."""
     allowed = drop_removed(trees.pick(mask, scores), groups, channels)
     kept: Mask = {}
     for name, score in scores.items():
@@ -250,7 +253,7 @@ def keep_weights(
 def without_empty_channels(
     weights: Mapping[str, Tensor], groups: Sequence[ChannelGroup], shapes: Shapes
 ) -> Mask:
-    """The mask of weights, and of all that falls with channels which have no filter weight left.
+    """FedLayerPrune: the mask without channels that have no filter weight left.
 
     A channel without filters would go on speaking through its bias and its norm; here it is gone,
     and with it what later layers read of it. A channel with a single weight is there, with its bias

@@ -145,7 +145,7 @@ class FedLayerPrune(CommonParts):
 
     @property
     def prunes(self) -> bool:
-        """Whether anything is pruned at all."""
+        """FedLayerPrune: whether anything is pruned at all."""
         return self.density < 1 if self.p_base is None else self.p_base > 0
 
     # ---- the server ------------------------------------------------------------------------------
@@ -355,14 +355,14 @@ class FedLayerPrune(CommonParts):
     # ---- what is reported ------------------------------------------------------------------------
 
     def server_metrics(self, state: State) -> Mapping[str, float]:
-        """The kept share of each layer, and how much of the mask stayed as it was."""
+        """FedLayerPrune: the kept share of each layer, and how stable the mask is."""
         metrics = {"mask_stability": state.stability}
         for name in state.prunable:
             metrics[f"density:{name}"] = float(state.mask[name].double().mean())
         return metrics
 
     def notes(self, net: Net) -> list[str]:
-        """Where no channel can be removed, the hybrid mask is of single weights only."""
+        """FedLayerPrune: a note if no channel can be removed, only single weights."""
         channels_wanted = not (isinstance(self.hybrid, Hybrid) and self.hybrid.channels == 0)
         if not self.prunes or not channels_wanted or loses_channels(find_groups(net), net.layout):
             return []
@@ -388,7 +388,9 @@ REMEMBERED = ("importance", "estimates")
 
 
 def set_aside(carry: Carry, client: Client) -> Carry:
-    """Train without what is remembered: no objective reads it, and newcomers do not have it.
+    """FedLayerPrune: train without the remembered Fisher information.
+
+    No objective reads it, and newcomers do not have it.
 
     An engine can then train both together.
     """
@@ -409,8 +411,9 @@ def _check_examples(setup: Setup) -> None:
 
 
 def grown(mask: Mask, importance: Mapping[str, Tensor], share: float) -> Mask:
-    """The mask with a share of the weights outside it: those of largest importance, all layers
-    together.
+    """FedLayerPrune: the mask with a share of the weights outside it, by importance.
+
+    All layers are ranked together.
 
     >>> mask = {"w": torch.tensor([True, False, False])}
     >>> grown(mask, {"w": torch.tensor([9.0, 1.0, 2.0])}, 0.5)["w"]
@@ -423,7 +426,9 @@ def grown(mask: Mask, importance: Mapping[str, Tensor], share: float) -> Mask:
 
 
 def equal_bits(before: Mask, after: Mask) -> float:
-    """The share of bits that two masks have in common ("mask stability" in the paper's Table 6).
+    """FedLayerPrune: the share of bits that two masks have in common ("mask stability").
+
+    The term is that of the paper's Table 6.
 
     >>> equal_bits({"w": torch.tensor([True, True])}, {"w": torch.tensor([True, False])})
     0.5

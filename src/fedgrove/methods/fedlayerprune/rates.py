@@ -39,7 +39,7 @@ class LayerRates(Protocol):
 
     @property
     def measures(self) -> LayerMeasure | None:
-        """What clients measure for it, if anything."""
+        """FedLayerPrune: what clients measure for these layer rates, if anything."""
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
         """The pruned share of every prunable weight tensor, not yet capped."""
@@ -49,10 +49,10 @@ class LayerMeasure(Protocol):
     """What a client measures of its layers on one mini-batch: a frozen dataclass."""
 
     def of(self, objective: Objective) -> Callable[[Net, Tree, Batch, Carry], Tree]:
-        """The pure function that :class:`~fedgrove.core.Measure` sums."""
+        """FedLayerPrune: the pure function that a client's Measure stage sums."""
 
     def value(self, measured: Tree) -> dict[str, float]:
-        """One number of 0 or more per weight tensor."""
+        """FedLayerPrune: one number of 0 or more per weight tensor."""
 
 
 # ---- the paper's ---------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class KindAndDepth:
 
     @property
     def measures(self) -> LayerMeasure | None:
-        """The strength, if one is set."""
+        """FedLayerPrune: clients measure the strength, if one is set."""
         return self.strength
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
@@ -109,7 +109,7 @@ class KindAndDepth:
         return {name: scale * rate for name, rate in measured.items()}
 
     def sensitivities(self, layout: Layout) -> dict[str, float]:
-        """The coefficient of every prunable weight tensor."""
+        """FedLayerPrune: the coefficient of every prunable weight tensor."""
         by_kind = {"conv": self.conv, "linear": self.linear}
         layers = [layer for layer in layout.layers if layer.weights]
         alphas: dict[str, float] = {}
@@ -154,7 +154,7 @@ class Alike:
 
     @property
     def measures(self) -> LayerMeasure | None:
-        """Nothing."""
+        """FedLayerPrune: clients measure nothing for equal layer rates."""
         return None
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
@@ -170,7 +170,7 @@ class Allocated:
 
     @property
     def measures(self) -> LayerMeasure | None:
-        """Nothing."""
+        """FedLayerPrune: clients measure nothing for allocated layer rates."""
         return None
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
@@ -208,7 +208,7 @@ class LearnedSensitivity:
 
     @property
     def measures(self) -> LayerMeasure | None:
-        """By how much the loss grows, layer by layer."""
+        """FedLayerPrune: clients measure how much the loss grows, layer by layer."""
         return LossIncrease(self.probe)
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
@@ -256,11 +256,11 @@ class LossIncrease:
     probe: float
 
     def of(self, objective: Objective) -> Callable[[Net, Tree, Batch, Carry], Tree]:
-        """The loss of the whole network, under the name "", and with each layer pruned."""
+        """FedLayerPrune: the loss of the whole network, under "", and with each layer pruned."""
         return _Losses(objective, self.probe)
 
     def value(self, measured: Tree) -> dict[str, float]:
-        """The increase by layer; 0 where pruning made the loss smaller."""
+        """FedLayerPrune: the increase by layer; 0 where pruning made the loss smaller."""
         before = float(measured[""])
         increases: dict[str, float] = {}
         for name, after in measured.items():
@@ -275,7 +275,7 @@ class _Losses:
     probe: float
 
     def passes(self, net: Net) -> int:
-        """One for the whole network, and one for each layer."""
+        """FedLayerPrune: a pass of the whole network, and one for each pruned layer."""
         return 1 + len(net.layout.prunable)
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
@@ -315,7 +315,7 @@ def capped(rates: Mapping[str, float], p_max: float) -> Rates:
 
 
 def mean_rate(layout: Layout, rates: Mapping[str, float]) -> float:
-    """The pruned share of all prunable weights."""
+    """FedLayerPrune: the pruned share of all prunable weights."""
     shapes = layout.shapes
     pruned = 0.0
     weights = 0
@@ -334,8 +334,11 @@ def base_for(
     rounds: int,
     p_max: float,
 ) -> float:
-    """The p_base with which the share of the prunable weights that a client keeps, averaged over
-    the rounds, is ``density``; refuses one that the cap does not allow."""
+    """FedLayerPrune: the p_base with which a client keeps ``density``, averaged over the rounds.
+
+    The density is the kept share of the prunable weights. One that the cap does not allow is
+    refused.
+    """
 
     # Most rounds share their factor with others: the level parts of the schedule.
     factors = Counter(schedule(t, rounds) for t in range(rounds))
@@ -368,7 +371,7 @@ def base_for(
 
 
 def proportion_of(info: ClientInfo, typical: ClientInfo, least: float = 0.25) -> float:
-    r"""How strong a device is compared with the typical one: :math:`\min(1, b_k / b, s_k / s)`.
+    r"""FedLayerPrune: a device compared with the typical one: :math:`\min(1, b_k / b, s_k / s)`.
 
     :math:`b` bandwidths, :math:`s` speeds; never below ``least``.
 
@@ -381,7 +384,7 @@ def proportion_of(info: ClientInfo, typical: ClientInfo, least: float = 0.25) ->
 
 
 def rate_of_device(p: float, proportion: float) -> float:
-    r"""A rate for one device (ours; the paper names it as future work).
+    r"""FedLayerPrune: a rate for one device (ours; the paper names it as future work).
 
     A weaker device keeps less in proportion: :math:`1 - p_k = (1 - p)\,\text{proportion}`. A rate
     of 1 or more, which only the cap of a layer holds back, stays as it is.

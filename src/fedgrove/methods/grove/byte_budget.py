@@ -40,7 +40,7 @@ MEMORY = "100.train.0123456789abcdef"
 
 
 def parse_share(given: str | float) -> float:
-    """A share of FedAvg's bytes, as people write it.
+    """Grove: parse a budget such as ``2%``: a share of the bytes that FedAvg sends.
 
     >>> parse_share("1%"), parse_share(0.02)
     (0.01, 0.02)
@@ -56,7 +56,7 @@ def parse_share(given: str | float) -> float:
 
 
 def parse_size(given: str) -> float:
-    """A number of bytes, as people write it; 1 MB is 1000 kB.
+    """Grove: parse a budget such as ``1 MB``: a number of bytes; 1 MB is 1000 kB.
 
     >>> parse_size("8MB"), parse_size("500 kB")
     (8000000.0, 500000.0)
@@ -68,7 +68,7 @@ def parse_size(given: str) -> float:
 
 
 def bytes_allowed(share: str | float | None, budget: str | None, setup: Setup) -> float:
-    """What one exchange of one client may take, both ways.
+    """Grove: the bytes that the budget allows for one exchange of one client, both ways.
 
     By a share, that part of what FedAvg's two messages take; by a budget, its part of that: a
     client takes part in cohort / clients of the rounds, on average.
@@ -80,12 +80,12 @@ def bytes_allowed(share: str | float | None, budget: str | None, setup: Setup) -
 
 
 def turns_of(setup: Setup) -> float:
-    """How often a client takes part, on average."""
+    """Grove: in how many rounds a client takes part, on average."""
     return setup.rounds * setup.cohort / max(1, len(setup.clients))
 
 
 def dense_bytes_of(setup: Setup) -> int:
-    """What FedAvg's two messages take: the whole model down and up, in full."""
+    """Grove: the bytes of FedAvg's two messages: the whole model down and up."""
     model = {"model": Packet(setup.params)}
     return task_bytes(model, Dense(), setup, memory=None) + report_bytes(
         model, Dense(), setup, memory=None
@@ -99,7 +99,7 @@ def task_bytes(
     settings: TaskSettings | None = None,
     memory: str | None = MEMORY,
 ) -> int:
-    """The length of a task in the middle of a run."""
+    """Grove: the length of a task with a coded update, in the middle of a run."""
     # Typical numbers: smaller ones may take fewer bytes in a message.
     client = len(setup.clients) // 2
     task = Task(client, send, settings or {}, round=setup.rounds // 2, memory=memory)
@@ -113,7 +113,7 @@ def report_bytes(
     metrics: Mapping[str, float] | None = None,
     memory: str | None = MEMORY,
 ) -> int:
-    """The length of a report in the middle of a run."""
+    """Grove: the length of a report with a coded update, in the middle of a run."""
     report = Report(len(setup.clients) // 2, give, 100, metrics or {}, memory=memory)
     return len(write_report(report, codec))
 
@@ -137,7 +137,7 @@ class Exchange:
     """How much memory there is for missed updates, in models."""
 
     def bytes(self, share: float) -> float:
-        """What one exchange of one client takes, both ways, on average over a run."""
+        """Grove: the mean bytes of one exchange with coded updates, both ways."""
         whole = {}
         if self.statistics:
             whole["statistics"] = Packet(self.statistics)
@@ -206,7 +206,9 @@ def _noise(like: Mapping[str, Tensor], number: int) -> Tree:
 
 
 def share_within(exchange: Exchange, share: str | float | None, budget: str | None) -> float:
-    """The share with which a run takes the bytes it may, or the largest if that takes less.
+    """Grove: the largest share of an update's values that keeps a run within its byte budget.
+
+    It is the largest share there is, if that takes less than the budget.
 
     A budget that is too small is refused, with the least that would do.
     """
@@ -231,7 +233,9 @@ def share_within(exchange: Exchange, share: str | float | None, budget: str | No
 
 
 def share_for(cost: Callable[[float], float], target: float) -> float:
-    """The share that costs a number of bytes; ``cost`` rises with it.
+    """Grove: the share of an update's values that costs a number of bytes.
+
+    ``cost`` rises with the share.
 
     >>> share_for(lambda share: 100 + 10_000 * share, 300)
     0.01991
@@ -255,7 +259,7 @@ def share_for(cost: Callable[[float], float], target: float) -> float:
 
 
 def share_of_less(share: float, tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> float:
-    """The share of what a mask leaves that takes the bytes that a share of all did."""
+    """Grove: the share of the values under a mask that costs what a share of all values did."""
     less = {}
     for name, leaf in tree.items():
         less[name] = leaf[mask[name]] if name in mask else leaf
@@ -263,12 +267,12 @@ def share_of_less(share: float, tree: Mapping[str, Tensor], mask: Mapping[str, T
 
 
 def rounded(share: float) -> float:
-    """A share in four digits: it travels with every task."""
+    """Grove: round a share to four digits, because it travels with every task."""
     return float(f"{share:.4g}")
 
 
 def coded_bytes(share: float, tree: Mapping[str, Tensor]) -> float:
-    """About what a coded change takes: places, signs, and a magnitude for each layer.
+    """Grove: the approximate bytes of a coded update: places, signs and magnitudes.
 
     >>> coded_bytes(0.5, {"w": torch.zeros(2, 4)})
     5.5
@@ -282,7 +286,7 @@ def coded_bytes(share: float, tree: Mapping[str, Tensor]) -> float:
 
 
 def waits(clients: int, cohort: int, rounds: int) -> list[float]:
-    r"""How many rounds' updates a client has missed when it is drawn: the probability of each.
+    r"""Grove: the probability of each number of updates that a drawn client has missed.
 
     Each client is drawn with :math:`p = M/K` in each of T rounds. All have version 0, so that in
     round t a client that was never drawn has missed as much as one that was drawn in round 0.

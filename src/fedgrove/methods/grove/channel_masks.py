@@ -27,7 +27,7 @@ class ChannelMasks:
     known: dict[tuple[int, float], Mask] = field(default_factory=dict)
 
     def of(self, group: int, share: float = 1.0) -> Mask | None:
-        """What is left of a group's model and statistics at a share of the channels; None: all."""
+        """Grove: the mask of a group's model at a share of its channels; None for all."""
         share = min(share, self.most)
         if share == 1:
             return None

@@ -52,29 +52,34 @@ class GroveClient:
 
     @property
     def has_offset(self) -> bool:
-        """Whether a client keeps its last step, to use a part of it."""
+        """Grove: whether a client keeps its last step, to use a part of it."""
         return self.own in ("offset", "chosen")
 
     @property
     def has_personal_model(self) -> bool:
-        """Whether a client trains a personal model next to the group's."""
+        """Grove: whether a client trains a personal model next to the group's."""
         return self.own in ("pulled", "chosen")
 
     def shared_names(self, layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The weights that are shared, and the running statistics."""
+        """Grove: the weights that are shared, and the running statistics."""
         local: set[str] = set()
         if self.home:
             local = {*layout.head, *layout.norms}
         return layout.without(local)
 
     def sends_evidence(self, layout: Layout) -> bool:
-        """Whether clients report how their heads moved; without a head there is one group."""
+        """Grove: whether clients report how their heads moved, for grouping.
+
+        A network without a head has only one group.
+        """
         return self.looks_for_groups and bool(layout.head)
 
     # ---- before training -------------------------------------------------------------------------
 
     def begin(self, carry: Carry, client: Client) -> Carry:
-        """The group's model with the client's own head, and what the client itself would use.
+        """Grove: start from the group's model with the client's own head.
+
+        The carry also gets the model that the client itself would use.
 
         Where channels are removed, their weights are 0 in all of these.
         """
@@ -119,7 +124,7 @@ class GroveClient:
         return rest
 
     def compare(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        r"""How much better the offset is than the personal model, summed over a batch.
+        r"""Grove: how much better the offset is than the personal model, summed over a batch.
 
         An example counts :math:`e^{-\ell}` by its loss: with cross-entropy that is the probability
         of its class, a smooth accuracy that no single example can spoil.
@@ -132,7 +137,7 @@ class GroveClient:
         return {"better": merits["offset"] - merits["personal"], "tried": batch.weight.sum()}
 
     def use(self, carry: Carry, client: Client) -> Carry:
-        """The personal model, or the group's with a part of the client's last step."""
+        """Grove: the personal model, or the group's with a part of the client's last step."""
         begun = self.begin(carry, client)
         choice = begun.pop("choice", {})
         offset = begun.pop("offset", begun["model"])
@@ -145,7 +150,7 @@ class GroveClient:
     # ---- after training --------------------------------------------------------------------------
 
     def send(self, carry: Carry, client: Client) -> Outcome:
-        """Send the coded update, keep its error, the head, and the personal model."""
+        """Grove: send the coded update, keep its error, the head, and the personal model."""
         weights, names = self.shared_names(client.layout)
         model = trees.pick(carry["model"], weights)
         trained = trees.pick(carry["local"], weights)
@@ -197,7 +202,7 @@ class GroveClient:
         return {"better": min(1.0, max(-1.0, better)), "tried": tried}
 
     def expected(self, task: Task, net: Net) -> ExpectedReport:
-        """What :meth:`send` sends."""
+        """Grove: the form of the report that :meth:`send` makes."""
         weights, names = self.shared_names(net.layout)
         params = net.blank()
         mask = None
@@ -215,7 +220,7 @@ class GroveClient:
 
 
 def without_offset(carry: Carry, client: Client) -> Carry:
-    """Train without the offset, which was compared.
+    """Grove: train without the offset, which was compared.
 
     No objective reads it: an engine need not carry it to its device, twice in every round.
     """

@@ -51,7 +51,7 @@ class ClientViews:
 
     @cached_property
     def sent(self) -> dict[int, Sent]:
-        """With views, by client: what was last made for it, until its report is folded.
+        """Grove: with views, by client: what was last made for it, until its report is folded.
 
         Not part of the state: where it is not known it is made again.
         """
@@ -68,7 +68,7 @@ class Sent(NamedTuple):
 
 
 def first(model: Tree, group: int, has_versions: bool) -> ClientViews:
-    """All clients have the initial model."""
+    """Grove: the first views of clients: all have the initial model."""
     if not has_versions:
         return ClientViews(model, {}, None, {})
     left = {group: trees.map(torch.zeros_like, model)}
@@ -88,7 +88,7 @@ def packets(
     known: MissedUpdates,
     will_report: bool = False,
 ) -> dict[str, Packet]:
-    """What brings a client nearer to its group's model, under the mask of its channels.
+    """Grove: what brings a client nearer to its group's model, under the mask of its channels.
 
     ``known`` has the sums of missed updates that were made for other clients. For a client that
     ``will_report``, :func:`next_view` needs the change again: it is remembered.
@@ -110,7 +110,9 @@ def packets(
 
 
 def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
-    """On the client: its group's model as received, and the carry without what that was made of.
+    """Grove: the client's side of an update: its group's model as received.
+
+    The carry loses what that model was made of.
 
     ``start`` is the initial model. A whole model may have been sent as well, as "model".
     """
@@ -127,7 +129,7 @@ def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
 def next_view(
     views: ClientViews, client: int, model: Tree, share: float, mask: Mask | None
 ) -> Tree:
-    """The model of a client after it received :func:`packets`."""
+    """Grove: the server's view of a client's model after it received :func:`packets`."""
     before = _view(views, client)
     change = _change(views, client, model, share, mask)
     # A cohort may be large.
@@ -145,7 +147,7 @@ def publish(
     reported: Sequence[int],
     room: float,
 ) -> ClientViews:
-    """The next version, once a group's model has moved by ``step``.
+    """Grove: publish the next version of a group's model, after it moved by ``step``.
 
     Clients that have ``reported`` have the last one.
     """
@@ -163,7 +165,7 @@ def publish(
 
 
 def branch(views: ClientViews, groups: Sequence[int], of: int) -> ClientViews:
-    """New groups next to one, with what it has published."""
+    """Grove: add groups next to one, with the versions that it has published."""
     if views.published is None:
         return views
     published = versions.branch(views.published, groups, of, stays=True)
@@ -172,7 +174,9 @@ def branch(views: ClientViews, groups: Sequence[int], of: int) -> ClientViews:
 
 
 def forget(views: ClientViews, clients: Iterable[int]) -> ClientViews:
-    """These clients may have other channels now: with versions they are sent the whole model.
+    """Grove: forget these clients' versions, because their channels may have changed.
+
+    With versions they are then sent the whole model.
 
     A view shows itself what a client lacks.
     """
@@ -182,7 +186,7 @@ def forget(views: ClientViews, clients: Iterable[int]) -> ClientViews:
 
 
 def thin(views: ClientViews, group: int, mask: Mask) -> ClientViews:
-    """A group's model without what a mask removes: nothing of that is left to publish."""
+    """Grove: remove from a group's model what a mask removes; none of it is left to publish."""
     if views.published is None:
         return views
     left = {**views.left, group: trees.apply_mask(views.left[group], mask)}

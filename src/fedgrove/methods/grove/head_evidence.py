@@ -34,14 +34,14 @@ Evidence = dict[int, tuple[int, Tensor, Tensor]]
 
 
 def head_change(carry: Carry, layout: Layout) -> Tensor:
-    """How training changed the last layer: the larger half of it, as signs."""
+    """Grove: how training changed the last layer: the larger half of it, as signs."""
     before = trees.flatten(trees.pick(carry["model"], layout.head))
     after = trees.flatten(trees.pick(carry["local"], layout.head))
     return SparseTernary(EVIDENCE)({"head": after - before})["head"]
 
 
 def unlike_others(heads: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """How each head moved unlike the others of its round, as a vector of length 1.
+    """Grove: how each head moved unlike the others of its round, as a vector of length 1.
 
     >>> unlike_others({4: torch.tensor([3.0, 1.0]), 7: torch.tensor([1.0, 1.0])})
     {4: tensor([1., 0.]), 7: tensor([-1.,  0.])}
@@ -68,7 +68,7 @@ def gathered(
     forget: float,
     most: int,
 ) -> Evidence:
-    """What is known with the reports of a round; of at most ``most`` clients.
+    """Grove: the evidence for groups after the reports of a round, of at most ``most`` clients.
 
     A sum fades by ``forget`` when its client adds to it. All rounds have equal weight: the first
     steps are the longest and the least informative.
@@ -90,7 +90,7 @@ def gathered(
 def halves(
     evidence: Mapping[int, tuple[int, Tensor, Tensor]],
 ) -> tuple[list[int], Tensor, Tensor]:
-    """The clients of whom both halves are known, with a row for each in either half."""
+    """Grove: the clients with both halves of evidence known, with a row for each in either half."""
     ready = []
     odd_rows = []
     even_rows = []
@@ -110,7 +110,7 @@ def regrouped(
     evidence: Mapping[int, tuple[int, Tensor, Tensor]],
     unlike: Mapping[int, Tensor],
 ) -> dict[int, int]:
-    """The groups after a round: those who reported may be nearer to another than to their own.
+    """Grove: the groups after a round; a client that reported may change its group.
 
     Clients that have none yet join one with their first report. Those of whom no evidence is kept
     join anew with each; of them the last are remembered.
@@ -142,7 +142,7 @@ def nearest_group(
     members: Mapping[int, tuple[int, Tensor, Tensor]],
     groups: Mapping[int, int],
 ) -> int:
-    """The group whose members' heads move most as this one does.
+    """Grove: the group whose members' heads move most as this one does.
 
     >>> east = (2, torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.1]))
     >>> north = (2, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))

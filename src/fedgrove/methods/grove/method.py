@@ -174,17 +174,17 @@ class Grove(CommonParts):
 
     @property
     def has_budget(self) -> bool:
-        """Whether shares follow from a budget."""
+        """Grove: whether the shares of updates follow from a byte budget."""
         return self.bytes is not None or self.budget is not None
 
     @cached_property
     def codes_up(self) -> bool:
-        """Whether clients send coded updates; False: models."""
+        """Grove: whether clients send coded updates; False: models."""
         return self.has_budget or self.up < 1
 
     @cached_property
     def codes_down(self) -> bool:
-        """Whether the server sends coded updates; False: models."""
+        """Grove: whether the server sends coded updates; False: models."""
         return self.has_budget or self.down < 1
 
     @property
@@ -194,7 +194,7 @@ class Grove(CommonParts):
 
     @cached_property
     def client(self) -> GroveClient:
-        """The client's half."""
+        """Grove: the client's half of the method."""
         return GroveClient(
             home=self.home,
             own=self.own,
@@ -443,7 +443,7 @@ class Grove(CommonParts):
         return self._scored(branched)
 
     def server_metrics(self, state: State) -> Mapping[str, float]:
-        """How many groups there are, since when, and how real they are; the shares in use."""
+        """Grove: how many groups there are, since when and how certain; the shares in use."""
         return {
             "groups": float(max(1, len(set(state.groups.values())))),
             "divided_in_round": float(state.divided),

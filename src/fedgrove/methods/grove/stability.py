@@ -93,7 +93,7 @@ class HeldOutGroups:
     def tried(
         self, made_of: Tensor, tried_on: Tensor, number: int, start: Sequence[int] | None = None
     ) -> tuple[float, float]:
-        """What a division of one half predicts of the other, and what its groups share."""
+        """Grove: how well groups of one half of the evidence predict the other half."""
         labels = torch.tensor(self.divide(made_of, number, start))
         expected = others_mean(made_of, labels)
         agreement = float((tried_on * expected).sum())
@@ -105,7 +105,7 @@ class HeldOutGroups:
         return agreement / length, agreement / lasting
 
     def divide(self, vectors: Tensor, number: int, start: Sequence[int] | None = None) -> list[int]:
-        """At most ``number`` groups, such that every row is nearest to the others of its own.
+        """Grove: at most ``number`` groups, every row nearest to the others of its group.
 
         ``start`` is what the linkage gives for this number, where that is known.
         """
@@ -123,7 +123,7 @@ class HeldOutGroups:
 
 
 def certainty(first: Tensor, second: Tensor) -> float:
-    r"""By how many standard deviations rows are more like themselves than by chance.
+    r"""Grove: by how many standard deviations rows are more like themselves than by chance.
 
     .. math:: z = \frac{\sum_k g_{kk} - n \bar g}{(\sum_{ij} d_{ij}^2 / (n - 1))^{1/2}}
 
@@ -164,7 +164,7 @@ def _one_at_a_time(labels: Tensor, moved: Tensor) -> Tensor:
 
 
 def others_mean(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Of each row, the mean of the other rows with its label; zeros where there is no other.
+    """Grove: of each row, the mean of the other rows with its label; zeros where there is no other.
 
     >>> rows = torch.tensor([[1.0], [3.0], [7.0]])
     >>> others_mean(rows, torch.tensor([0, 0, 1])).flatten()
@@ -183,7 +183,7 @@ def others_mean(vectors: Tensor, labels: Tensor) -> Tensor:
 
 
 def nearest_others(vectors: Tensor, labels: Tensor, directions: Tensor | None = None) -> Tensor:
-    """The label whose rows, without the row itself, point most in a row's own direction.
+    """Grove: the label whose rows, without the row itself, point most in a row's own direction.
 
     A row that is alone with its label takes another. ``directions`` are the rows at length 1, where
     they are known.

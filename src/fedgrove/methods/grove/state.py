@@ -62,7 +62,10 @@ class GroupRound:
 def add_merits(
     before: tuple[float, float], reported: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
-    """What clients reported of either kind of model; what was reported earlier counts less."""
+    """Grove: add the merits that clients reported of either kind of model.
+
+    Earlier reports count less.
+    """
     better, tried = before
     for one, count in reported:
         better += one * count

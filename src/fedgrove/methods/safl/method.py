@@ -158,7 +158,7 @@ class SAFL(CommonParts):
 
     @property
     def schedule(self) -> tuple[float, ...]:
-        """The densities of stage 1."""
+        """SAFL: the densities of stage 1, round by round."""
         return stepwise(self.density) if self.densities is None else self.densities
 
     # ---- the server ------------------------------------------------------------------------------
@@ -340,14 +340,14 @@ class Fusion:
         self.clients = 0
 
     def add(self, packet: Packet) -> Channels:
-        """Add one client's sub-model; returns its channels."""
+        """SAFL: add one client's sub-model to its cluster's fusion; returns its channels."""
         channels = add_submodel(self.mean, packet, self.groups, weight=1)
         self.overlap.add(channels, self.score(packet.values, self.groups))
         self.clients += 1
         return channels
 
     def value(self) -> tuple[Tree, Channels]:
-        """The cluster's next model and its channels."""
+        """SAFL: the cluster's next model and its channels."""
         counts = self.overlap.counts.values()
         times_kept = 0
         channels_in_all = 0
@@ -361,14 +361,14 @@ class Fusion:
 
 
 def whole_model_and_choice(task: Task, net: Net) -> ExpectedReport:
-    """The whole model under a mask of the client's own, and which of the models sent it chose."""
+    """SAFL: the form of a report in stage 1: the whole model under a mask, and the choice."""
     return ExpectedReport(
         {"model": ExpectedPacket.of(net.blank(), "own")}, {"group": (0, len(task.send) - 1)}
     )
 
 
 def keep_and_report_choice(carry: Carry, client: Client) -> Outcome:
-    """Send the sub-model, norm layers included, and the choice; keep the model in full width."""
+    """SAFL: send the sub-model and the choice; keep the model in full width."""
     packet = make_masked_packet(carry["tuned"], make_client_mask(client, carry["channels"]))
     choice = {"group": float(carry["choice"]["group"])}
     return replace(keep_recovered(carry, client), give={"model": packet}, metrics=choice)

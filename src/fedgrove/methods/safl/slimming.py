@@ -95,19 +95,19 @@ def _total(vectors: list[Tensor], like: Tensor) -> Tensor:
 
 
 def check_epochs(guided: int, tune: int) -> None:
-    """Refuse lengths of training, before and after a pruning step, that are not 1 or more."""
+    """SAFL and Hermes: refuse epochs before and after a pruning step below 1."""
     check(min(guided, tune) >= 1, "guided, tune", (guided, tune), "1 or more epochs each")
 
 
 def check_densities(densities: Sequence[float]) -> None:
-    """Refuse shares of channels, one per round of stage 1, that are not in (0, 1]."""
+    """SAFL and Hermes: refuse densities of stage 1 that are not in (0, 1]."""
     check(all(0 < d <= 1 for d in densities), "densities", tuple(densities), "in (0, 1] each")
 
 
 def check_start(
     setup: Setup, pruning_rounds: int, score: Score, devices: bool, local: LocalTraining | None
 ) -> None:
-    """Refuse a run without a stage 2, and a net whose channels have no score.
+    """SAFL and Hermes: refuse a run without a stage 2, and a net whose channels have no score.
 
     (A net without norms has no scales.) If devices decide, there must be a stage 1, and the
     narrowest net must fit them all.
@@ -139,7 +139,7 @@ def deliver_submodel(
     structure: PlainGroups,
     channels: Channels | None,
 ) -> Mapping[str, Packet]:
-    """The client's part of the shared model; nothing before stage 2 has made one."""
+    """SAFL and Hermes: the client's part of the shared model, once stage 2 has made one."""
     # After the last round of stage 1 a client still starts from its own model (SAFL, Alg. 2,
     # line 1); without a stage 1 there is no such model.
     has_pruning = pruning_rounds > 0
@@ -152,12 +152,12 @@ def deliver_submodel(
 
 
 def start_personal(carry: Carry, client: Client) -> Carry:
-    """A client's first model is the network's initial one."""
+    """SAFL and Hermes: a client's first model is the network's initial one."""
     return {"personal": client.start, **carry}
 
 
 def start_with_what_is_left(carry: Carry, client: Client) -> Carry:
-    """As :func:`start_personal`, with the mask of the channels that were not pruned so far."""
+    """SAFL and Hermes: start from the personal model and the mask of its unpruned channels."""
     left = make_client_mask(client, carry.get("channels"))
     return {**start_personal(carry, client), "left.mask": left or {}}
 
@@ -165,17 +165,20 @@ def start_with_what_is_left(carry: Carry, client: Client) -> Carry:
 def guided_training(
     objective: Objective, local: LocalTraining | None, epochs: int, mask: str = ""
 ) -> Train:
-    """Training before a pruning step, in full width or under a mask of the carry."""
+    """SAFL and Hermes: the training before a pruning step, in full width or masked.
+
+    The mask, if any, is in the carry.
+    """
     return Train(objective, for_epochs(local, epochs), "personal", "guided", mask=mask)
 
 
 def tuning(objective: Objective, local: LocalTraining | None, epochs: int) -> Train:
-    """Training of what is left, after a pruning step."""
+    """SAFL and Hermes: training of what is left, after a pruning step."""
     return Train(objective, for_epochs(local, epochs), "guided", "tuned", mask="slim.mask")
 
 
 def for_epochs(local: LocalTraining | None, epochs: int) -> LocalTraining | None:
-    """The recipe for a number of epochs."""
+    """SAFL and Hermes: the training recipe for a number of epochs."""
     return None if local is None else replace(local, epochs=epochs)
 
 
@@ -187,7 +190,7 @@ def slim_to_task(
     local: LocalTraining | None,
     recover: bool = True,
 ) -> Carry:
-    """Keep the channels of best score; their share is the task's density.
+    """SAFL and Hermes: keep the channels of best score; their share is the task's density.
 
     If ``devices`` decide, no more than the client's device can hold. Without ``recover``, only
     channels that are still there.
@@ -200,14 +203,14 @@ def slim_to_task(
 
 
 def keep_recovered(carry: Carry, client: Client) -> Outcome:
-    """The client keeps its model, already in full width again, and its channels."""
+    """SAFL and Hermes: the client keeps its model in full width, and its channels."""
     return Outcome(
         memory={"personal": restore_full_width(carry, client), "channels": carry["channels"]}
     )
 
 
 def keep_what_is_left(carry: Carry, client: Client) -> Outcome:
-    """The client keeps its pruned model, with 0 in place of what is gone, and its channels."""
+    """SAFL and Hermes: the client keeps its pruned model, in full width with zeros."""
     return Outcome(memory={"personal": carry["tuned"], "channels": carry["channels"]})
 
 

@@ -95,12 +95,12 @@ class STC(CommonParts):
 
     @property
     def codes_up(self) -> SparseTernary:
-        """What clients make of their updates."""
+        """STC: how clients code their updates."""
         return SparseTernary(self.up, self.scope, self.ternary)
 
     @property
     def codes_down(self) -> SparseTernary:
-        """What the server makes of its updates."""
+        """STC: how the server codes its updates."""
         return SparseTernary(self.down, self.scope, self.ternary)
 
     # ---- the server ------------------------------------------------------------------------------

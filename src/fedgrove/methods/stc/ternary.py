@@ -47,7 +47,7 @@ class SparseTernary:
 
     @property
     def is_off(self) -> bool:
-        """Whether it changes nothing."""
+        """STC: whether the sparse ternary code changes nothing."""
         return self.share == 1 and not self.ternary
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
@@ -90,7 +90,7 @@ def _largest_as_signs(x: Tensor, count: int) -> Tensor:
 
 
 def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None) -> Tree:
-    """The largest of a change, each as a sign times one magnitude per layer.
+    """STC: the largest values of an update, each as a sign times one magnitude per layer.
 
     Under a mask the share is of what the mask keeps, and the rest is 0.
 
@@ -114,7 +114,7 @@ def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor]
 
 
 def golomb_bytes(numbers: int, share: float) -> float:
-    r"""What the paper counts for a ternary update of n numbers (Sattler et al.).
+    r"""STC: what the paper counts for a ternary update of n numbers (Sattler et al.).
 
     Each of :math:`k = pn` values takes a sign and its distance from the one before, Golomb coded:
     :math:`b = b^* + \frac{1}{1 - (1-p)^{2^{b^*}}}` bits, :math:`b^* = 1 + \lfloor \log_2

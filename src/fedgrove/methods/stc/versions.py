@@ -59,14 +59,14 @@ class Versions:
 
 
 def first(model: Tree, group: int = 0) -> Versions:
-    """Version 0 of one model."""
+    """STC: version 0 of the published model."""
     return Versions({group: model}, {group: 0}, {group: ()})
 
 
 def publish(
     versions: Versions, update: Mapping[str, Tensor], room: float, group: int = 0
 ) -> Versions:
-    """The next version of a group's model: the newest, and this sparse update.
+    """STC: the next version of a group's model: the newest, and this sparse update.
 
     The group's history takes the memory of ``room`` models at most. The oldest updates of a longer
     one are dropped; so are clients with a version before them, once no history is complete.
@@ -77,12 +77,12 @@ def publish(
 
 
 def publish_whole(versions: Versions, model: Tree, group: int = 0) -> Versions:
-    """The next version of a group's model, which no update leads to: all are sent it whole."""
+    """STC: publish the next version of a group's model, without an update that leads to it."""
     return _published(versions, model, (), group)
 
 
 def branch(versions: Versions, groups: Sequence[int], of: int = 0, stays: bool = False) -> Versions:
-    """Versions with new groups in the place of one, all with its model and history.
+    """STC: versions with new groups in the place of one, all with its model and history.
 
     If it ``stays``, it goes on next to them.
     """
@@ -98,7 +98,7 @@ def branch(versions: Versions, groups: Sequence[int], of: int = 0, stays: bool =
 
 
 def note(versions: Versions, clients: Iterable[int], group: int = 0) -> Versions:
-    """These clients have their group's newest version: they have received it, and reported."""
+    """STC: note that these clients have received their group's newest version."""
     newest = (group, versions.numbers[group])
     return replace(
         versions, client_versions={**versions.client_versions, **dict.fromkeys(clients, newest)}
@@ -106,7 +106,7 @@ def note(versions: Versions, clients: Iterable[int], group: int = 0) -> Versions
 
 
 def forget(versions: Versions, clients: Iterable[int]) -> Versions:
-    """The versions of these clients are of no use any longer: they will be sent the model whole."""
+    """STC: forget which versions these clients have; they are sent the whole model."""
     # Version 1 of a group that no other shares a version with.
     return replace(
         versions,
@@ -123,7 +123,7 @@ def packets(
     group: int = 0,
     known: dict[tuple[int, int], Mapping[str, Packet]] | None = None,
 ) -> Mapping[str, Packet]:
-    """What brings a client to its group's newest version; nothing if it has that.
+    """STC: what brings a client to its group's newest version; nothing if it has that.
 
     The updates it has missed, in sums of a few; or the whole model, as "model", if the history does
     not reach back so far, or if the updates would take more bytes. ``known`` has what clients of
@@ -145,7 +145,9 @@ def packets(
 
 
 def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
-    """The newest version on the client's side, and the carry without what it was made of.
+    """STC: the client's side of an update: the newest version of the model.
+
+    The carry loses what that version was made of.
 
     ``start`` is version 0, with the names of what is published.
     """
@@ -164,7 +166,7 @@ def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
 
 
 def update_bits(numbers: int, kept: int) -> float:
-    r"""About what a ternary update takes: the entropy of its places, and a sign for each.
+    r"""STC: about what a ternary update takes: the entropy of its places, and a sign for each.
 
     :math:`n H(k/n) + k`. A sum of updates takes no more than they do one by one.
 
@@ -273,5 +275,5 @@ def _recent(history: tuple[Tree, ...], room: float) -> tuple[Tree, ...]:
 
 
 def bytes_of(tree: Mapping[str, Tensor]) -> int:
-    """What a tree takes in memory."""
+    """STC: the bytes that a published update takes in memory."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())

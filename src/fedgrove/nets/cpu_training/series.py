@@ -39,7 +39,7 @@ PADDING = WIDTH // 2
 def two_blocks(
     conv1: nn.Conv2d, drop1: nn.Module, conv2: nn.Conv2d, drop2: nn.Module, x: Tensor
 ) -> Tensor:
-    """Twice ``drop(relu(max_pool(conv(x))))`` of series (batch, channels, length).
+    """Run two blocks of a network on series: twice ``drop(relu(max_pool(conv(x))))``.
 
     What comes out are images of height 1, (batch, channels, 1, length / 4): the batched engine
     could not tell a series of many clients' channels from features. Kernels are (1, 5) with padding
@@ -105,7 +105,7 @@ class _TwoBlocks(torch.autograd.Function):
         drop1: nn.Module,
         drop2: nn.Module,
     ) -> Tensor:
-        """The series after both blocks, (batch, channels, length / 4)."""
+        """Run a network's two blocks: the series (batch, channels, length / 4)."""
         batch, channels, length = x.shape
         ctx.sizes = _Sizes(batch, length, channels, len(weight1), len(weight2))
         ctx.drops = (_Drop.of(drop1), _Drop.of(drop2))
@@ -119,7 +119,7 @@ class _TwoBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradients of weights and biases."""
+        """Return the gradients of weights and biases of a network's two blocks."""
         x, *parameters = ctx.saved_tensors
         if torch.is_grad_enabled():
             # Somebody wants the gradient of this gradient. Frozen parameters have none.
@@ -150,7 +150,7 @@ class _Drop(NamedTuple):
 
     @classmethod
     def of(cls, drop: nn.Module) -> _Drop:
-        """That of a module, which may be one that drops nothing."""
+        """Return the dropout of a network's module, which may be one that drops nothing."""
         if isinstance(drop, Dropout):
             return cls(drop.drops, drop.highest_dropped, drop.scale)
         return cls(False, 0, 1.0)
@@ -170,27 +170,27 @@ class _Sizes(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The length after the first pooling."""
+        """The length of the network's series after the first pooling."""
         return self.length // 2
 
     @property
     def blocks(self) -> int:
-        """Blocks of an example: one for each tile, and one after them."""
+        """Blocks of an example in a convolution by tiles: one for each tile, and one after them."""
         return -(-self.steps // TILE) + 1
 
     @property
     def tiles(self) -> int:
-        """Tiles of all examples: one for each block but the very last."""
+        """Tiles of all examples of a convolution: one for each block but the very last."""
         return self.batch * self.blocks - 1
 
     @property
     def rows(self) -> int:
-        """Steps of all examples after the first pooling, with padding."""
+        """Steps of all examples after the network's first pooling, with padding."""
         return TILE * self.batch * self.blocks
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The arrays, by name."""
+        """The shapes of the arrays of a convolutional network's two blocks, by name."""
         noises = self.rows * self.channels1 + 2 * self.tiles * self.channels2
         return {
             "padded": (self.batch, 2 * TILE * self.blocks + WIDTH - 1, self.channels),
@@ -207,7 +207,7 @@ class _Sizes(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers all arrays have together."""
+        """How many numbers all arrays of the network's two blocks have together."""
         return sum(map(_room, self.shapes.values()))
 
 
@@ -227,11 +227,11 @@ class _Memory:
         self._divided: dict[_Sizes, _Arrays] = {}
 
     def fits(self, sizes: _Sizes) -> bool:
-        """Whether arrays of these sizes have room."""
+        """Whether the arrays of a network's two blocks have room."""
         return sizes in self._divided or sizes.numbers <= len(self.numbers)
 
     def arrays(self, sizes: _Sizes) -> _Arrays:
-        """The memory, divided for these sizes."""
+        """Divide the memory for the arrays of a network's two blocks."""
         if sizes not in self._divided:
             if len(self._divided) == MOST_DIVISIONS:
                 self._divided.clear()
@@ -329,25 +329,28 @@ class _Arrays:
     def forward(
         self, x: Tensor, parameters: list[Tensor], seed: Seed | None, drops: tuple[_Drop, _Drop]
     ) -> Tensor:
-        """The series after both blocks, (batch, channels, length / 4)."""
+        """Run both blocks of the network: the series (batch, channels, length / 4)."""
         weight1, bias1, weight2, bias2 = parameters
         self.draw(seed)
         self.first_block(x, weight1, bias1, drops[0])
         return self.second_block(weight2, bias2, drops[1])
 
     def backward(self, grad: Tensor, drops: tuple[_Drop, _Drop]) -> list[Tensor]:
-        """The gradients of weights and biases; what :meth:`forward` left here is overwritten."""
+        """Return the gradients of weights and biases of both network blocks.
+
+        What :meth:`forward` left here is overwritten.
+        """
         to_weight2, to_bias2 = self.second_gradients(grad, drops[1])
         to_weight1, to_bias1 = self.first_gradients(drops[0])
         return [to_weight1, to_bias1, to_weight2, to_bias2]
 
     def draw(self, seed: Seed | None) -> None:
-        """The noise that decides what is dropped in both blocks; None: nothing is."""
+        """Draw the noise of the network's dropout in both blocks; None: nothing is dropped."""
         if seed is not None:
             self.noise.copy_(noise_of(seed, len(self.noise)))
 
     def first_block(self, x: Tensor, weight: Tensor, bias: Tensor, drop: _Drop) -> None:
-        """From the batch to the series in phases."""
+        """Run the network's first block: from the batch to the series in phases."""
         self.padded.zero_()
         torch.mul(x.transpose(1, 2), drop.scale, out=self.inside)
         self.windows_to.copy_(self.windows_from)
@@ -358,7 +361,7 @@ class _Arrays:
             part.zero_()
 
     def second_block(self, weight: Tensor, bias: Tensor, drop: _Drop) -> Tensor:
-        """From the series in phases to the output, (batch, channels, length)."""
+        """Run the network's second block: from phases to (batch, channels, length)."""
         kernel, block, next_block, outputs = transforms(weight.dtype, drop.scale)
         torch.mm(kernel, weight.reshape(-1, WIDTH).t(), out=self.kernels)
         torch.mm(block.t(), self.block, out=self.inputs)
@@ -372,7 +375,10 @@ class _Arrays:
         return in_order.flatten(2)[:, :, : self.sizes.steps // 2]
 
     def second_gradients(self, grad: Tensor, drop: _Drop) -> tuple[Tensor, Tensor]:
-        """Of the second block's weight and bias; that of the series is left in ``to_series``."""
+        """Return the gradients of the second block's weight and bias.
+
+        That of the series is left in ``to_series``.
+        """
         _, block, next_block, outputs = transforms(grad.dtype, drop.scale)
         tile_ends = 2 * (self.sizes.blocks - 1)
         if grad.shape[2] < tile_ends:
@@ -391,7 +397,9 @@ class _Arrays:
         return to_weight.permute(1, 2, 0).unsqueeze(2), to_bias * drop.scale
 
     def plain_weight_gradient(self) -> Tensor:
-        """Of the second convolution, (width, outputs, inputs), without its scale, by plain sums.
+        """Return the weight gradient of the second convolution by plain sums, without its scale.
+
+        Its shape is (width, outputs, inputs).
 
         Winograd's algorithm would be twice as fast, a tenth of a step, but where all terms are 0
         it leaves a rest of rounding. Adam divides a gradient by its own size: it would move weights
@@ -411,7 +419,10 @@ class _Arrays:
         return to_weight
 
     def first_gradients(self, drop: _Drop) -> tuple[Tensor, Tensor]:
-        """Of the first block's weight and bias, after :meth:`second_gradients`."""
+        """Return the gradients of the network's first weight and bias.
+
+        :meth:`second_gradients` comes before it.
+        """
         to_bias = _pool_backward(self.to_series, self.series, self.first1, self.second1)
         to_kernel = self.windows.t() @ self.pairs1
         to_weight = to_kernel.view(WIDTH, 1, -1, len(to_bias)).permute(3, 2, 1, 0)

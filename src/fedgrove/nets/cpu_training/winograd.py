@@ -44,7 +44,7 @@ class Transforms(NamedTuple):
 
 @cache
 def transforms(dtype: torch.dtype, scale: float = 1.0) -> Transforms:
-    """The matrices; outputs are multiplied by ``scale``.
+    """Return the matrices of a Winograd convolution; outputs are multiplied by ``scale``.
 
     >>> kernel, block, next_block, outputs = transforms(torch.float64)
     >>> g = torch.tensor([1.0, 0, 0, 0, 2]).double()
@@ -63,7 +63,7 @@ def transforms(dtype: torch.dtype, scale: float = 1.0) -> Transforms:
 
 
 def evaluate(coefficients: int) -> Tensor:
-    """The values of a polynomial at all points, as a matrix times its coefficients."""
+    """Return the values of a polynomial at all points of a Winograd convolution, as a matrix."""
     points = torch.tensor(FINITE_POINTS, dtype=torch.float64)
     powers = points[:, None] ** torch.arange(coefficients)
     # At infinity only the highest power counts.
