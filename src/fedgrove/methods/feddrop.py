@@ -13,7 +13,7 @@ A client uses the whole model. With a share of 1 for all this is FedAvg. Differs
 channels of convolutions fall too, not units of linear layers alone; every parameter is averaged
 over the clients that have it; and as HeteroFL's page says.
 
-- Shared: the model; each client trains channels drawn every round, as many as its device holds.
+- Shared: the model; each client trains channels drawn every round, as many as fit its device.
 - A client uses: the shared model.
 - Bytes in the paper: as ``heterofl``.
 - Secure aggregation: yes; as heterofl, with channels that are drawn.

@@ -1,4 +1,4 @@
-r"""Averages that survive clients who send nonsense, by accident or on purpose.
+r"""Averages that withstand clients who send wrong values, by accident or on purpose.
 
 Each is a rule like :class:`fedgrove.parts.aggregate.WeightedMean` and takes its place in the field
 ``mean`` of any method. All of them need every report of an exchange at once: until the average is

@@ -40,7 +40,7 @@ FORMAT = 1
 AT_ONCE = 512
 """Examples of one pass: a long recording must not need more memory than there is."""
 LISTED = 20
-"""So many clients are listed where a name is unknown."""
+"""The number of clients that are listed where a name is unknown."""
 
 Array = NDArray[Any]
 
