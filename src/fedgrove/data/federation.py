@@ -346,7 +346,7 @@ class Federation:
         return self.client(k, round).preparation or self.preparation
 
     def name_of(self, k: int) -> str:
-        """Return the name of a federation's client; its number if it has no name."""
+        """Return the name of a client in its data; its number if the data name no clients."""
         return self.names.get(k, str(k))
 
     def number_of(self, client: int | str) -> int:

@@ -41,7 +41,7 @@ class WeightsOrigin:
 
 
 def remove_suffix(spec: str) -> str:
-    """Return the path of a file of weights, without ``:body``.
+    """Return the path of a network's file of initial weights, without ``:body``.
 
     >>> remove_suffix("a.safetensors:body"), remove_suffix("a.safetensors")
     ('a.safetensors', 'a.safetensors')

@@ -121,7 +121,7 @@ def is_unicode(encoding: str) -> bool:
 
 
 def replace_signs(error: UnicodeError) -> tuple[str, int]:
-    """Return ASCII for signs that the terminal cannot show, and where encoding continues.
+    """Replace signs of a table that the terminal cannot show; return where encoding continues.
 
     >>> codecs.register_error(ENCODING_ERRORS, replace_signs)
     >>> "3 ± 1 é".encode("ascii", errors=ENCODING_ERRORS)

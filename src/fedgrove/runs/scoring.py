@@ -113,7 +113,7 @@ def choose_scorer(method: AnyMethod) -> Score:
 
 
 def score_batch(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-    """Score one pass of the model: sums for the metric, of losses and of examples."""
+    """Score a client's model on a batch: sums for the metric, of losses and of examples."""
     return _sum_scores(net, net(params, batch.x, train=False).logits, batch, carry)
 
 
