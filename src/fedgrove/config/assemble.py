@@ -72,7 +72,8 @@ def make_experiment(
         InputError: Everything that is wrong, a sentence for each.
     """
     refusals = Refusals(options.mistakes)
-    names = names_of(Experiment)
+    known = names_of(type(options))
+    names = [name for name in names_of(Experiment) if name in known]
     values = {name: getattr(options, name) for name in names}
     method = options.method
     settings: list[Settings] = []

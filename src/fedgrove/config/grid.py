@@ -14,7 +14,7 @@ from ..core import AnyMethod
 from ..errors import InputError, check
 from ..nets.user_files import is_file_spec
 from ..options import SweepOptions
-from ..options.definition import members, names_of
+from ..options.definition import members, names_of, options_of
 from ..options.groups import Settings
 from ..parts.local import LocalTraining
 from .experiment import (
@@ -41,7 +41,9 @@ def make_grid(options: SweepOptions, federations: Federations) -> dict[str, Expe
     """Return the experiments of a sweep by name."""
     options.check()
     names = list_methods(options.methods, "sweep")
-    values = {name: getattr(options, name) for name in names_of(Experiment) if name != "seed"}
+    # A sweep takes seeds in place of a seed; a new option need not be one of sweeps.
+    known = options_of(SweepOptions)
+    values = {name: getattr(options, name) for name in names_of(Experiment) if name in known}
     base = Experiment(methods.make(names[0]), **load_own_data(values))
     texts = [*write_settings(options.set, is_varied=True), *shorthand_settings(vars(options))]
     return grid(names, base, list_seeds(options.seeds), texts, federations.recipe(base))

@@ -1,6 +1,8 @@
 """The options in groups: what they are called, what they mean, and which values they take.
 
-Each group is a dataclass; its docstring begins with the heading that the group has in the docs.
+Each group is a dataclass; its docstring begins with the heading that the group has in the docs. A
+group whose options decide the result of a run is part of an experiment, and so its options are
+written to config.toml. The docstring of any other group says that they are not.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ AT_LEAST_ONE: dict[str, Any] = {"allowed": "1 or more", "check": lambda value: v
 METHOD = "A method, as NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
 
 
-# ---- groups: what an experiment is ---------------------------------------------------------------
+# ---- groups that decide the result of a run: written to config.toml ------------------------------
 
 
 @option_class
@@ -114,7 +116,10 @@ class MethodArgument:
 
 @option_class
 class DataOptions:
-    """Data: which examples, and how your own files are read."""
+    """Data: which examples, and how your own files are read.
+
+    Each is an argument of :func:`fedgrove.data.load` too.
+    """
 
     data: Any = option(
         "digits",
@@ -150,7 +155,10 @@ class DataOptions:
 
 @option_group
 class SplitOptions:
-    """Clients: how examples are divided among them and held out."""
+    """Clients: how examples are divided among them and held out.
+
+    Each is an argument of :func:`fedgrove.data.load` too.
+    """
 
     partition: str | None = option(
         None,
@@ -191,7 +199,10 @@ class SplitOptions:
 
 @option_group
 class DeviceOptions:
-    """Devices: speed, memory and bandwidth of the clients."""
+    """Devices: speed, memory and bandwidth of the clients.
+
+    Each is an argument of :func:`fedgrove.data.load` too.
+    """
 
     profile: str | None = option(
         None,
@@ -341,12 +352,15 @@ class SeedOption:
     )
 
 
-# ---- groups: how a method is set, and how a run is done ------------------------------------------
+# ---- all other groups: not written to config.toml ------------------------------------------------
 
 
 @option_group
 class TrainingOptions:
-    """Local training: how a client trains in a round."""
+    """Local training: how a client trains in a round.
+
+    Not written to config.toml: what they set is written there with the method.
+    """
 
     epochs: int | None = option(
         None,
@@ -373,7 +387,10 @@ class TrainingOptions:
 
 @option_group
 class SetOption:
-    """Settings of the method: its fields and those of its parts."""
+    """Settings of the method: its fields and those of its parts.
+
+    Not written to config.toml: what they set is written there with the method.
+    """
 
     set: Settings = option(
         (),
@@ -388,7 +405,10 @@ class SetOption:
 
 @option_group
 class TimeoutOption:
-    """Engine: clients that do not answer."""
+    """Engine: clients that do not answer.
+
+    Not written to config.toml.
+    """
 
     timeout: float | None = option(
         None, "Seconds after which a client that has not answered is dropped.", "S"
@@ -397,7 +417,10 @@ class TimeoutOption:
 
 @option_group
 class EngineOptions(TimeoutOption):
-    """Engine: where clients are trained."""
+    """Engine: where clients are trained.
+
+    Not written to config.toml.
+    """
 
     engine: str | Engine = option(
         "auto",
@@ -416,7 +439,10 @@ class EngineOptions(TimeoutOption):
 
 @option_group
 class DataDirOption:
-    """Data: where the files are."""
+    """Data: where the files are.
+
+    Not written to config.toml.
+    """
 
     data_dir: str | Path | None = option(
         None,
@@ -428,7 +454,10 @@ class DataDirOption:
 
 @option_group
 class OutOption:
-    """Output: the run folder."""
+    """Output: the run folder.
+
+    Not written to config.toml.
+    """
 
     out: str | Path | None = option(
         None,
@@ -442,14 +471,20 @@ class OutOption:
 
 @option_group
 class ProgressOption:
-    """Output: progress."""
+    """Output: progress.
+
+    Not written to config.toml.
+    """
 
     progress: bool = option(True, "Whether to show progress on stderr.", only="python")
 
 
 @option_group
 class WatchOption:
-    """Output: a function that sees every line."""
+    """Output: a function that sees every line.
+
+    Not written to config.toml.
+    """
 
     watch: Watch | None = option(
         None,
@@ -461,7 +496,10 @@ class WatchOption:
 
 @option_group
 class SmokeOption:
-    """Running: a quick test."""
+    """Running: a quick test.
+
+    Not written to config.toml.
+    """
 
     smoke: bool = option(
         False,
@@ -473,7 +511,10 @@ class SmokeOption:
 
 @option_group
 class TrustOption:
-    """Running: code that a folder names."""
+    """Running: code that a folder names.
+
+    Not written to config.toml.
+    """
 
     trust: bool = option(
         False,
@@ -483,7 +524,10 @@ class TrustOption:
 
 @option_group
 class DryRunOption:
-    """Running: nothing at all."""
+    """Running: nothing at all.
+
+    Not written to config.toml.
+    """
 
     dry_run: bool = option(
         False,
@@ -494,6 +538,9 @@ class DryRunOption:
 
 @option_group
 class JsonOption:
-    """Output: for programs."""
+    """Output: for programs.
+
+    Not written to config.toml.
+    """
 
     json: bool = option(False, "Print only JSON on stdout.", only="command line")
