@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import shutil
@@ -11,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,12 @@ def own_data_of(app: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder for each test, and the usual umask, which the two sides of an app change."""
     monkeypatch.chdir(tmp_path)
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 # ---- apps ----------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ def test_an_app_trains_as_serial_does(
     importlib.import_module("fedgrove_app.server")
     config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     given = config["tool"]["flwr"]["app"]["config"]
-    assert given == {"out": "runs/fedavg-digits", "clients": 3, "wait": 600, "timeout": 0}
+    assert given == {"out": "runs/fedavg-digits", "clients": 3, "wait": 600, "timeout": 600}
     grid = Loopback(dict.fromkeys(range(3), client))
     path = tmp_path / "app" / "fedgrove_app" / "config.toml"
     result = serve(grid, path, **_read_options(dict.fromkeys(given), given), code=path.parent)
@@ -119,6 +125,10 @@ def test_an_app_trains_as_serial_does(
     )
     for key in ("accuracy_mean", "accuracy_clients", "bytes_up"):
         assert result.summary[key] == serial.summary[key]
+    # Nobody else reads the server's run folder or a node's personal model.
+    for folder in (tmp_path / "runs", tmp_path / "home"):
+        for path in (folder, *folder.rglob("*")):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_an_app_carries_ones_own_method_and_net(
@@ -256,9 +266,14 @@ def test_keys_fit_and_are_private(tmp_path: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     for k in (0, 1):
         assert f"flwr supernode register {folder / f'node-{k}.pub'} mine" in said
-    assert 'address = "fl.example.org:8000"' in said
-    for word in ("--enable-supernode-auth", "--auth-supernode-private-key", "--host 0.0.0.0"):
+    # The SuperLink listens on its own machine; nodes come through the proxy.
+    assert 'address = "127.0.0.1:8000"' in said
+    assert f"fedgrove proxy {folder} --port 8443" in said
+    assert "--superlink fl.example.org:8443" in said
+    for word in ("--enable-supernode-auth", "--auth-supernode-private-key", "--host 127.0.0.1"):
         assert word in said
+    assert said.count("umask 077") == 2
+    assert "0.0.0.0" not in said
 
 
 def shaken(server: ssl.SSLContext, ca: Path, host: str) -> bool:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from ..errors import EngineError, InputError, unknown
 from .catalogue import DoctorOptions, ListOptions, ShowOptions, doctor, list_, show
 from .compare import CompareOptions, ReportOptions, compare, report
-from .deploy import AppOptions, KeysOptions, app_, keys
+from .deploy import AppOptions, KeysOptions, ProxyOptions, app_, keys, proxy
 from .export import ExportOptions, export
 from .new import NewOptions, new
 from .parameters import add_command
@@ -81,6 +81,7 @@ add_command(app, "choose", ChooseCommand, choose)
 add_command(app, "export", ExportOptions, export)
 add_command(app, "app", AppOptions, app_)
 add_command(app, "keys", KeysOptions, keys)
+add_command(app, "proxy", ProxyOptions, proxy)
 add_command(app, "report", ReportOptions, report)
 # By import, not by entry point: on a machine where nothing is installed only PYTHONPATH is set.
 if importlib.util.find_spec("fedgrove_lab") is not None:

@@ -1,4 +1,4 @@
-"""``fedgrove app`` and ``fedgrove keys``: a run over real machines, and who may take part in it."""
+"""``fedgrove app``, ``keys`` and ``proxy``: a run over real machines, and who may take part."""
 
 from __future__ import annotations
 
@@ -85,41 +85,92 @@ def keys(options: KeysOptions) -> None:
 
 def registration(made: Keys) -> list[str]:
     """Return what ``fedgrove keys`` prints about the next steps, line by line."""
+    from ..deploy.proxy import PORT
+
     place = made.folder.absolute()
 
     def path(name: str) -> str:
         return shlex.quote(str(place / name))
 
     one = made.nodes[0]
-    listens = "127.0.0.1" if made.host == "127.0.0.1" else "0.0.0.0"
     lines = [
         f"Keys for {len(made.nodes)} nodes: {place} (the certificate is for "
         f"{', '.join(made.hosts)})",
         "",
-        "1. Start the server:",
+        "1. On the server, start the SuperLink. Whoever reaches its port can start runs, so it",
+        "   listens on this machine only:",
+        "   umask 077",
         f"   flower-superlink --ssl-ca-certfile {path('ca.crt')} --ssl-certfile "
         f"{path('server.crt')} --ssl-keyfile {path('server.key')} --enable-supernode-auth "
-        f"--host {listens} --port 8000 --database superlink.db "
+        "--host 127.0.0.1 --port 8000 --database superlink.db "
         "--disable-runtime-dependency-installation",
         "",
-        "2. Add its address to ~/.flwr/config.toml:",
+    ]
+    if made.host == "127.0.0.1":
+        port = 8000
+        lines += [
+            "2. Nodes on this machine connect to it directly. For nodes on other machines make",
+            "   keys with --host, the server's name or address.",
+        ]
+    else:
+        port = PORT
+        lines += [
+            "2. On the server, open a port for the nodes, and for nothing else:",
+            f"   fedgrove proxy {shlex.quote(str(place))} --port {port}",
+        ]
+    lines += [
+        "",
+        "3. On the server, add the SuperLink to ~/.flwr/config.toml (on another machine too, with",
+        f"   ssh -L 8000:127.0.0.1:8000 {made.host}):",
         "   [superlink.mine]",
-        f'   address = "{made.host}:8000"',
+        '   address = "127.0.0.1:8000"',
         f'   root-certificates = "{place / "ca.crt"}"',
         "",
-        "3. Register the nodes, once:",
+        "4. Register the nodes, once:",
     ]
     for name in made.nodes:
         lines.append(f"   flwr supernode register {path(name + '.pub')} mine")
     lines += [
         "",
-        f"4. Copy ca.crt and one key ({one}, ...) to each node, and start it there:",
-        f"   flower-supernode --superlink {made.host}:8000 --root-certificates {path('ca.crt')} "
+        f"5. Copy ca.crt and one key ({one}, ...) to each node, and start it there:",
+        "   umask 077",
+        f"   flower-supernode --superlink {made.host}:{port} --root-certificates {path('ca.crt')} "
         f'--auth-supernode-private-key {path(one)} --node-config "partition-id=0"',
         "",
-        "5. Train, from the folder of an app (fedgrove app METHOD DIR):",
+        "6. Train, from the folder of an app (fedgrove app METHOD DIR):",
         "   flwr run . mine --stream",
         "",
         "Keep ca.key offline: whoever has it can pretend to be the server.",
     ]
     return lines
+
+
+@option_class
+class ProxyOptions(Options):
+    """Options of ``fedgrove proxy``."""
+
+    folder: str = field(
+        metadata=argument("The folder with server.crt, server.key, ca.crt and *.pub.", "KEYS")
+    )
+    _: KW_ONLY
+    host: str = option("0.0.0.0", "The address to listen on.", "HOST")
+    port: int = option(
+        8443,
+        "The port that nodes connect to.",
+        "N",
+        allowed="between 1 and 65535",
+        check=lambda port: 0 < port < 65536,
+    )
+    superlink: str = option("127.0.0.1:8000", "The SuperLink.", "HOST:PORT")
+
+
+def proxy(options: ProxyOptions) -> None:
+    """Let nodes reach a SuperLink that listens on this machine only, until Ctrl-C.
+
+    Only requests of nodes whose public keys are in the folder are passed on.
+    """
+    options.check()
+    from ..deploy.proxy import serve_nodes
+
+    print(f"Nodes connect to {options.host}:{options.port}; Ctrl-C ends this.", flush=True)
+    serve_nodes(options.folder, options.host, options.port, options.superlink)

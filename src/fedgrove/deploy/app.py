@@ -40,6 +40,11 @@ CODE = "code"
 """The folder of the user's own files, in the package."""
 WAIT = 600
 """Seconds that the app's server waits for its nodes."""
+TIMEOUT = 600
+"""Seconds after which a client that has not answered is lost, unless another number is given.
+
+A node that is connected and never answers would hold up the run for ever.
+"""
 NOT_CARRIED = re.compile(r"^test_.*\.py$|_test\.py$")
 """Files that Flower leaves out of an app, whatever they are."""
 
@@ -64,7 +69,8 @@ def write_app(
     """Write the Flower app of an experiment into a folder that is empty or not there yet.
 
     The data are read once, to check that all fits and to write down the names of the classes; they
-    do not go along. ``timeout`` is how many seconds the server waits for a client's answer.
+    do not go along. ``timeout`` is how many seconds the server waits for a client's answer; by
+    default :data:`TIMEOUT`.
     """
     path = Path(folder)
     _check_free(path)
@@ -77,7 +83,7 @@ def write_app(
     name = re.sub(r"[^a-z0-9-]+", "-", methods.name_of(experiment.method).lower()).strip("-")
     out = f"runs/{name}-{re.sub(r'[^A-Za-z0-9-]+', '-', federation.name).strip('-') or 'own'}"
     clients = len(federation.clients)
-    words = {"out": out, "clients": clients, "wait": WAIT, "timeout": timeout or 0}
+    words = {"out": out, "clients": clients, "wait": WAIT, "timeout": timeout or TIMEOUT}
     code = "HERE"
     if own_files:
         code = f'HERE / "{CODE}"'
@@ -303,17 +309,21 @@ def own_data(partition, node_config):
 
 _SERVER = '''"""The server's half: it has no data."""
 
+import os
 from pathlib import Path
 
 from fedgrove import deploy
 
 HERE = Path(__file__).parent
+# Run folders are for the user of the server only.
+os.umask(0o077)
 
 app = deploy.server_app(HERE / "config.toml", code={code})
 '''
 
 _CLIENT = '''"""A node's half."""
 
+import os
 from pathlib import Path
 
 from fedgrove import deploy
@@ -321,6 +331,8 @@ from fedgrove import deploy
 from {package}.data import own_data
 
 HERE = Path(__file__).parent
+# Personal models are for the user of this node only.
+os.umask(0o077)
 
 app = deploy.client_app(own_data, code={code})
 '''
@@ -371,13 +383,14 @@ there to the nodes.
 - `fedgrove_app/config.toml`: method, network, rounds, settings.
 - `pyproject.toml`, under `[tool.flwr.app.config]`: `out` (the run folder, on the server), `clients`
   (how many nodes must take part), `wait` (seconds that they are waited for), `timeout` (seconds
-  after which a client that has not answered is lost; 0: when Flower says so).
+  after which a client that has not answered is lost; longer than a slow device trains).
 
 ## A try on this machine, without TLS
 
 In one terminal, the server:
 
 ```sh
+umask 077
 flower-superlink --insecure --disable-runtime-dependency-installation --database superlink.db
 ```
 

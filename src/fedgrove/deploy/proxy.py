@@ -1,0 +1,211 @@
+"""``fedgrove proxy``: the port for nodes, in front of a SuperLink that only its machine reaches.
+
+Flower has one port for nodes and for those who start runs, and requires no password of the latter.
+So the SuperLink listens on loopback, and this proxy passes on what nodes need and nothing else::
+
+    node --TLS--> proxy 0.0.0.0:8443 --TLS--> SuperLink 127.0.0.1:8000 <--TLS-- flwr run
+
+A SuperLink reads a whole request before it checks who sent it. The proxy checks first: a request
+must be signed with a key whose public half is in its folder, and its body has a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, check
+
+HOST = "0.0.0.0"
+PORT = 8443
+"""The port that nodes connect to."""
+SUPERLINK = "127.0.0.1:8000"
+MOST_BYTES = 32 * 2**20
+"""The longest body of a request: Flower sends messages in pieces of 5 MiB."""
+SECONDS = 120.0
+"""How long a request may take to arrive, and a SuperLink to answer it."""
+FOR_NODES = re.compile(rb"/v1/fleet/[a-z-]+")
+PASSED_ON = re.compile(rb"flwr-.*|x-flwr-.*|content-type|accept|user-agent")
+"""Headers that are passed on; the others belong to one connection."""
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """An ASGI app that passes requests of known nodes on to a SuperLink.
+
+    Args:
+        folder: The folder with ``ca.crt`` and the nodes' public keys, ``*.pub``.
+        client: A ``httpx.AsyncClient`` whose base address is the SuperLink.
+    """
+
+    folder: Path
+    client: Any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            # A web socket, which no node opens: returning ends it.
+            return
+        headers: Headers = list(scope["headers"])
+        # The path as it was sent: a decoded one could hide %2e%2e.
+        path: bytes = scope["raw_path"]
+        if scope["method"] != "POST" or FOR_NODES.fullmatch(path) is None:
+            await _answer(send, 403, b"this port is for nodes only")
+        elif not _is_signed(dict(headers), self.folder):
+            # Before a byte of the body is read.
+            await _answer(send, 401, b"this key is not known here")
+        else:
+            await self._pass_on(path.decode(), headers, receive, send)
+
+    async def _pass_on(self, path: str, headers: Headers, receive: Receive, send: Send) -> None:
+        import httpx
+
+        try:
+            body = await asyncio.wait_for(_read(receive), SECONDS)
+            kept = [each for each in headers if PASSED_ON.fullmatch(each[0])]
+            got = await self.client.post(path, content=body, headers=kept)
+        except TimeoutError:
+            await _answer(send, 408, b"the request did not arrive in time")
+        except OverflowError:
+            await _answer(send, 413, b"the request is too large")
+        except httpx.HTTPError:
+            await _answer(send, 502, b"the SuperLink does not answer")
+        else:
+            back = [(name, value) for name, value in got.headers.raw if _is_passed_on(name)]
+            await _answer(send, got.status_code, got.content, back)
+
+
+def _is_passed_on(name: bytes) -> bool:
+    return PASSED_ON.fullmatch(name.lower()) is not None
+
+
+async def _read(receive: Receive) -> bytes:
+    """The body of a request; OverflowError as soon as it is longer than allowed."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise TimeoutError
+        body += message.get("body", b"")
+        if len(body) > MOST_BYTES:
+            raise OverflowError
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _answer(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
+    headers = [*(headers or []), (b"content-length", str(len(body)).encode())]
+    if status in (401, 408, 413):
+        # What is left of the body is not read.
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _is_signed(headers: Mapping[bytes, bytes], folder: Path) -> bool:
+    """Whether a known node has signed the time that the request names.
+
+    The SuperLink then compares the time with its clock, and the key with its list.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        name = base64.b64decode(headers[b"flwr-public-key"], validate=True)
+        signature = base64.b64decode(headers[b"flwr-signature"], validate=True)
+        key = _known_keys(folder, folder.stat().st_mtime_ns)[name]
+        key.verify(signature, headers[b"flwr-timestamp"], ec.ECDSA(hashes.SHA256()))
+    except (KeyError, ValueError, InvalidSignature):
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _known_keys(folder: Path, changed: int) -> dict[bytes, Any]:
+    """The nodes' public keys by what Flower sends of them; read again if the folder changes."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    keys = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            key = serialization.load_ssh_public_key(path.read_bytes())
+        except (ValueError, OSError):
+            # Another file of that name admits nobody, and shuts nobody out.
+            continue
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            continue
+        name = key.public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        keys[name] = key
+    return keys
+
+
+def serve_nodes(
+    folder: str | Path, host: str = HOST, port: int = PORT, superlink: str = SUPERLINK
+) -> None:
+    """Serve nodes until the process is ended.
+
+    Args:
+        folder: The folder with server.crt, server.key, ca.crt and the nodes' ``.pub`` files.
+        host: The address to listen on.
+        port: The port to listen on.
+        superlink: HOST:PORT of the SuperLink.
+
+    Raises:
+        InputError: A file is missing, or the address of the SuperLink is none.
+    """
+    path = Path(folder)
+    is_address = re.fullmatch(r"[\w.\[\]:-]+:\d{1,5}", superlink) is not None
+    check(is_address, "superlink", superlink, f"HOST:PORT, as {SUPERLINK}")
+    for name in ("server.crt", "server.key", "ca.crt"):
+        if not (path / name).is_file():
+            raise InputError(
+                f"{path / name} is not there; give the folder that fedgrove keys has made."
+            )
+    if not any(path.glob("*.pub")):
+        raise InputError(
+            f"{path} has no public key of a node (node-0.pub), so nobody could connect; copy them "
+            "from the folder that fedgrove keys has made."
+        )
+    try:
+        import httpx
+        import uvicorn
+    except ImportError as error:
+        raise InputError(
+            f"this needs Flower, and {error.name} is not installed; get it with: "
+            "pip install 'fedgrove[flower]'"
+        ) from None
+    trusted = ssl.create_default_context(cafile=str(path / "ca.crt"))
+    client = httpx.AsyncClient(
+        base_url=f"https://{superlink}",
+        verify=trusted,
+        timeout=SECONDS,
+        # A proxy of the environment must not come between two programs of one machine.
+        trust_env=False,
+    )
+    uvicorn.run(
+        Proxy(path, client),
+        host=host,
+        port=port,
+        ssl_certfile=path / "server.crt",
+        ssl_keyfile=path / "server.key",
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        log_level="warning",
+    )

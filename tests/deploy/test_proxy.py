@@ -1,0 +1,173 @@
+"""`fedgrove proxy` as a process of its own, under TLS, in front of a server that counts."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deploy.processes import Site, free_port, wait_for
+
+from fedgrove.deploy.keys import make_keys
+from fedgrove.deploy.proxy import MOST_BYTES, serve_nodes
+from fedgrove.errors import InputError
+
+pytest.importorskip("flwr")
+FLEET = "/v1/fleet/push-object"
+
+
+class Counting(BaseHTTPRequestHandler):
+    """A SuperLink's place: answers with what arrived."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        answer = json.dumps([self.path, len(body), self.headers["flwr-component-name"]]).encode()
+        self.server.arrived.append(self.path)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *words: Any) -> None:
+        """Print nothing."""
+
+
+class Doors:
+    """A proxy on loopback, and the server behind it."""
+
+    def __init__(self, path: Path) -> None:
+        self.keys = path / "keys"
+        make_keys(self.keys, 2)
+        # The second node's key is not known here.
+        (self.keys / "node-1.pub").unlink()
+        self.behind = ThreadingHTTPServer(("127.0.0.1", 0), Counting)
+        self.arrived: list[str] = []
+        self.behind.arrived = self.arrived  # type: ignore[attr-defined]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.keys / "server.crt", self.keys / "server.key")
+        self.behind.socket = context.wrap_socket(self.behind.socket, server_side=True)
+        threading.Thread(target=self.behind.serve_forever, daemon=True).start()
+        self.site = Site(path)
+        self.site.port = free_port()
+        words = ("--host", "127.0.0.1", "--port", str(self.site.port))
+        address = f"127.0.0.1:{self.behind.server_address[1]}"
+        command = ("python", "-m", "fedgrove", "proxy", str(self.keys), *words)
+        self.program = self.site.start("proxy", *command, "--superlink", address)
+        wait_for("the proxy listens", self.site._listens, 30)
+
+    def post(self, path: str, body: Any = b"x", node: int | None = 0, **headers: str) -> Any:
+        """The status and the answer to a request that a node has signed, or nobody."""
+        trusted = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self.site.port, timeout=20, context=trusted
+        )
+        signed = self.signature(node) if node is not None else {}
+        connection.request("POST", path, body, {**signed, **headers})
+        response = connection.getresponse()
+        answer = response.read()
+        connection.close()
+        return response.status, answer
+
+    def signature(self, node: int) -> dict[str, str]:
+        """What a SuperNode sends along."""
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key: Any = serialization.load_ssh_private_key(
+            (self.keys / f"node-{node}").read_bytes(), None
+        )
+        public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        now = datetime.now(UTC).isoformat()
+        signature = key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
+        return {
+            "flwr-public-key": base64.b64encode(public).decode(),
+            "flwr-signature": base64.b64encode(signature).decode(),
+            "flwr-timestamp": now,
+        }
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    made = Doors(tmp_path_factory.mktemp("doors"))
+    try:
+        yield made
+    finally:
+        made.site.close()
+        made.behind.shutdown()
+        made.behind.server_close()
+
+
+def test_a_known_node_is_passed_on(doors: Doors) -> None:
+    body = b"x" * (6 * 2**20)
+    status, answer = doors.post(FLEET, body, **{"flwr-component-name": "supernode"})
+    assert status == 200
+    assert json.loads(answer) == [FLEET, len(body), "supernode"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/get-nodes",
+        "/docs",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "//v1/fleet/pull-messages",
+    ],
+)
+def test_nothing_but_the_paths_of_nodes_is_passed_on(doors: Doors, path: str) -> None:
+    before = len(doors.arrived)
+    assert doors.post(path)[0] == 403
+    assert len(doors.arrived) == before
+
+
+def test_an_unknown_key_is_refused_before_its_body_is_read(doors: Doors) -> None:
+    before = len(doors.arrived)
+    assert doors.post(FLEET, node=None)[0] == 401
+    assert doors.post(FLEET, node=1)[0] == 401
+    other = doors.signature(1)["flwr-signature"]
+    assert doors.post(FLEET, **{"flwr-signature": other})[0] == 401
+    # It announces a terabyte and sends one byte: the answer comes without waiting for the rest.
+    assert doors.post(FLEET, node=None, **{"Content-Length": str(10**12)})[0] == 401
+    assert len(doors.arrived) == before
+
+
+def test_a_body_has_a_limit(doors: Doors) -> None:
+    before = len(doors.arrived)
+    try:
+        status, _ = doors.post(FLEET, b"x" * (MOST_BYTES + 2**20))
+    except ConnectionError:
+        # The connection is closed before all was sent.
+        status = 413
+    assert status == 413
+    assert len(doors.arrived) == before
+
+
+def test_a_node_that_is_added_later_is_known(doors: Doors, tmp_path: Path) -> None:
+    make_keys(tmp_path / "more", 1)
+    (tmp_path / "more" / "node-0").rename(doors.keys / "node-7")
+    assert doors.post(FLEET, node=7)[0] == 401
+    (tmp_path / "more" / "node-0.pub").rename(doors.keys / "node-7.pub")
+    assert doors.post(FLEET, node=7)[0] == 200
+
+
+def test_a_folder_without_keys_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"server\.crt is not there; give the folder"):
+        serve_nodes(tmp_path)
+    make_keys(tmp_path / "keys", 1)
+    (tmp_path / "keys" / "node-0.pub").unlink()
+    with pytest.raises(InputError, match="no public key of a node"):
+        serve_nodes(tmp_path / "keys")
+    with pytest.raises(InputError, match="superlink is"):
+        serve_nodes(tmp_path / "keys", superlink="here")
