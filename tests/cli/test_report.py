@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import fedgrove
 from fedgrove.cli import main
+from fedgrove.errors import InputError
 
 SHORT = ["--data", "digits", "--clients", "4", "--rounds", "2", "--epochs", "1"]
 SHORT += ["--engine", "serial"]
@@ -95,3 +97,51 @@ def test_refusals(
 ) -> None:
     assert main(words.replace("RUN", str(here / "local")).split()) == 2
     assert sentence in capsys.readouterr().err
+
+
+FILES_OF_COMMANDS = [
+    ("report", "--out", "x.html"),
+    ("compare", "--page", "x.html"),
+    ("compare", "--table", "x.csv"),
+    ("compare --time", "--plot", "x.html"),
+]
+
+
+@pytest.mark.parametrize(("command", "option", "name"), FILES_OF_COMMANDS)
+def test_a_file_of_somebody_else_needs_force(
+    here: Path, command: str, option: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command.split(), str(here / "fedavg"), option, name]
+    Path(name).write_text("my thesis")
+    assert main(words) == 2
+    assert "exists and was not written by fedgrove" in capsys.readouterr().err
+    assert Path(name).read_text() == "my thesis"
+    assert main([*words, "--force"]) == 0
+    # Its own file is written again without a word.
+    assert main(words) == 0
+    assert "my thesis" not in Path(name).read_text()
+
+
+@pytest.mark.parametrize(("command", "option", "name"), FILES_OF_COMMANDS)
+@pytest.mark.parametrize("inside", ["summary.json", "models/index.json", "x.html", "x.csv"])
+def test_no_file_of_a_run_is_overwritten(
+    here: Path, command: str, option: str, name: str, inside: str
+) -> None:
+    run = here / "fedavg"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    words = [*command.split(), str(run), option, str(run / inside), "--force"]
+    assert main(words) == 2
+    assert main([*words[:-2], "notes.txt", "--force"]) == 2
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_the_same_rules_in_python(here: Path) -> None:
+    page = fedgrove.compare(str(here / "local"), str(here / "fedavg")).page()
+    with pytest.raises(InputError, match=r"outside the run folder"):
+        page.write(here / "local" / "x.html")
+    Path("x.html").write_text("my thesis")
+    with pytest.raises(InputError, match=r"force=True"):
+        page.write(Path("x.html"))
+    page.write(Path("x.html"), force=True)
+    page.write(here / "local" / "report.html")
+    assert main(["report", str(here / "local")]) == 0

@@ -49,6 +49,7 @@ class CompareOptions(Options, JsonOption):
         without="next to the runs, or in this folder",
     )
     table: str | None = option(None, "Also write a table for a paper: .md, .tex or .csv.", "FILE")
+    force: bool = option(False, "Replace files that fedgrove did not write.")
 
 
 def compare(options: CompareOptions) -> None:
@@ -85,7 +86,7 @@ def _compare_times(options: CompareOptions) -> None:
 
     plot = None if options.plot is None else Path(options.plot)
     if plot is not None:
-        check_place(plot)
+        check_place(plot, force=options.force)
     curves = []
     for run in options.runs:
         for path in members_of(run):
@@ -96,7 +97,7 @@ def _compare_times(options: CompareOptions) -> None:
     found = find_times(curves, options.to)
     if plot is not None:
         try:
-            write_time_report(curves, found, plot)
+            write_time_report(curves, found, plot, force=options.force)
         except OSError as error:
             raise cannot_write(plot, error) from None
     if options.json:
@@ -112,8 +113,9 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
 
     With --json only what is requested by name is written.
     """
+    from ..errors import InputError
     from ..report.page import check_place
-    from ..report.seed_averages import check_table_format, write_paper_table
+    from ..report.seed_averages import write_paper_table
     from ..runs.files import cannot_write
 
     # With --json stdout belongs to the JSON alone.
@@ -123,10 +125,8 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
         stream = sys.stdout
     if options.table is not None:
         place = Path(options.table)
-        check_table_format(place)
-        check_place(place, "--table")
         try:
-            write_paper_table(found.groups(), place)
+            write_paper_table(found.groups(), place, "--table", force=options.force)
         except OSError as error:
             raise cannot_write(place, error) from None
         print(f"Table: {place}", file=stream)
@@ -138,14 +138,20 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
     else:
         path = Path(options.page)
     if is_requested:
-        check_place(path, "--page")
+        check_place(path, "--page", force=options.force)
     try:
-        found.page().write(path)
+        found.page().write(path, force=options.force)
+    # The table was shown; a page that was not requested is no reason to fail.
     except OSError as error:
-        # The table was shown; a page that was not requested is no reason to fail.
         if is_requested:
             raise cannot_write(path, error) from None
         print(f"fedgrove: no page: {cannot_write(path, error)}", file=sys.stderr)
+        return
+    except InputError:
+        if is_requested:
+            raise
+        sentence = f"{path} is no page of fedgrove; give --page FILE.html or --force."
+        print(f"fedgrove: no page: {sentence}", file=sys.stderr)
         return
     print(f"Page: {path}", file=stream)
 
@@ -162,6 +168,7 @@ class ReportOptions(Options):
     out: str | None = option(
         None, "Where to write the report.", "FILE.html", without="RUN/report.html"
     )
+    force: bool = option(False, "Replace a file that fedgrove did not write.")
 
 
 def report(options: ReportOptions) -> None:
@@ -181,13 +188,14 @@ def report(options: ReportOptions) -> None:
     path = run / REPORT_FILE
     if options.out is not None:
         path = Path(options.out)
-        check_place(path, "--out")
+        check_place(path, "--out", force=options.force)
     if (run / sweep.FILE).is_file():
         page = compare_runs([options.run]).page()
     else:
         page = make_run_report(read_run_record(RunFolder.open(run), _why_failed(run)))
     try:
-        page.write(path)
+        # Without --out it is the report of the folder, also one of a version without the mark.
+        page.write(path, force=options.force or options.out is None)
     except OSError as error:
         raise cannot_write(path, error) from None
     print(f"Page: {path}")

@@ -355,7 +355,7 @@ def write_sweep_page(
     """
     path = out / PAGE
     try:
-        make_comparison_report(compared_ends(out, ends), title, lead).write(path)
+        make_comparison_report(compared_ends(out, ends), title, lead).write(path, force=True)
     # Whatever is wrong with the page, the runs are as good without.
     except Exception as error:
         reason = str(error) or type(error).__name__

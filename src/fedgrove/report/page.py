@@ -38,13 +38,36 @@ COLOURS = 12
 """The number of colours of charts in style.css; the next series uses the first one again."""
 UNIT = re.compile(r"(\d) (%|[KMG]iB|k?B|m?s|min|h)(?!\w)")
 """A number and its unit."""
+REPORT_FILE = "report.html"
+"""The name of the report in a run folder."""
+PAGE_MARK = '<meta name="generator" content="fedgrove">'
+"""What tells pages of fedgrove from other HTML files; base.html has it."""
+MARK_WITHIN = 2000
+"""How many bytes of a file are searched for its mark."""
 
 
-def check_place(path: Path, option: str = "--plot") -> None:
-    """Check before any work is done that an HTML page can be written to ``path``.
+def check_place(
+    path: Path,
+    option: str = "--plot",
+    *,
+    endings: Sequence[str] = (".html",),
+    mark: str = PAGE_MARK,
+    force: bool = False,
+) -> None:
+    """Check before any work is done that a file which the user names can be written.
+
+    Every command and function that writes such a file asks here.
+
+    Args:
+        path: The file.
+        option: What the path is called in the error message.
+        endings: What its name may end with.
+        mark: A text near the beginning of files that fedgrove wrote; these are replaced.
+        force: Replace any other file too.
 
     Raises:
-        InputError: The folder does not exist, or ``path`` is a folder.
+        InputError: The folder does not exist, ``path`` is a folder, has another ending, lies in a
+            run folder and is not its report, or is a file that fedgrove did not write.
     """
     if not path.parent.is_dir():
         raise InputError(
@@ -52,6 +75,39 @@ def check_place(path: Path, option: str = "--plot") -> None:
             "make it or name another file."
         )
     check(not path.is_dir(), option, str(path), "a file, and this is a folder")
+    allowed = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
+    check(path.suffix in endings, option, str(path), f"a name that ends with {allowed}")
+    run = _find_run_folder(path)
+    if run is not None:
+        # The report is the only file there that fedgrove writes again.
+        is_report = path.resolve() == run / REPORT_FILE and mark == PAGE_MARK
+        check(is_report, option, str(path), f"outside the run folder '{run}', or its {REPORT_FILE}")
+        return
+    if path.exists() and not force and not _begins_with(path, mark):
+        give = "--force" if option.startswith("--") else "force=True"
+        raise InputError(
+            f"{option} is '{path}', which exists and was not written by fedgrove; name another "
+            f"file, or give {give} to replace it."
+        )
+
+
+def _find_run_folder(path: Path) -> Path | None:
+    """Return the run folder in which a file would lie, at any depth; None if there is none."""
+    for folder in path.resolve().parents:
+        # A config.toml alone may be an experiment that somebody wrote.
+        has_results = (folder / "metrics.jsonl").exists() or (folder / "checksums.txt").exists()
+        if has_results and (folder / "config.toml").is_file():
+            return folder
+    return None
+
+
+def _begins_with(path: Path, mark: str) -> bool:
+    """Whether a file has the mark in its first lines; not if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return mark.encode() in file.read(MARK_WITHIN)
+    except OSError:
+        return False
 
 
 def render(template: str, values: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
@@ -198,8 +254,14 @@ class Page:
         """Return the whole page as HTML."""
         return render(self._template, {**self._values, "blocks": self._blocks})
 
-    def write(self, path: Path) -> None:
-        """Write the whole page or nothing; an earlier page stays until the new one is complete."""
+    def write(self, path: Path, *, force: bool = False) -> None:
+        """Write the whole page or nothing; an earlier page stays until the new one is complete.
+
+        Args:
+            path: The file, whose name ends with .html (:func:`check_place`).
+            force: Replace a file that is no page of fedgrove.
+        """
+        check_place(path, "path", force=force)
         unfinished = path.with_name(path.name + ".part")
         try:
             # Bytes, because the page declares UTF-8 and a text file would follow the locale.

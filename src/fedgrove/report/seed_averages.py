@@ -19,10 +19,9 @@ from typing import IO, Any
 
 from scipy import stats
 
-from ..errors import check
 from ..renamed import find_renamed
 from . import tables
-from .page import render
+from .page import check_place, render
 from .tables import Scores, Summary, or_dash
 from .terminal import Column, name_columns, print_table, print_text, split_common_folder
 
@@ -486,14 +485,21 @@ def csv_table(groups: Sequence[Group]) -> str:
     return file.getvalue()
 
 
-def check_table_format(path: Path) -> None:
-    """Refuse a file name with an unknown ending."""
-    is_known = path.suffix in TABLE_FORMATS
-    check(is_known, "--table", str(path), "a name that ends with .md, .tex or .csv")
+def write_paper_table(
+    groups: Sequence[Group], path: Path, option: str = "path", *, force: bool = False
+) -> None:
+    """Write the table in the format of the file's ending.
 
-
-def write_paper_table(groups: Sequence[Group], path: Path) -> None:
-    """Write the table in the format of the file's ending."""
-    check_table_format(path)
+    Args:
+        groups: The rows.
+        path: The file: .md, .tex or .csv.
+        option: What the path is called in an error message.
+        force: Replace a file that is no such table.
+    """
     writers = {".csv": csv_table, ".tex": latex_table, ".md": markdown_table}
-    path.write_bytes(writers[path.suffix](groups).encode())
+    # The ending is checked below; any table will do until then.
+    text = writers.get(path.suffix, csv_table)(groups)
+    # A table has no mark of its own: one with the same head is replaced.
+    head = text.partition("\n")[0]
+    check_place(path, option, endings=TABLE_FORMATS, mark=head, force=force)
+    path.write_bytes(text.encode())

@@ -218,7 +218,9 @@ def print_times(
     print_text(_explain(found), file)
 
 
-def write_time_report(curves: Sequence[Curve], found: Mapping[str, Any], path: Path) -> None:
+def write_time_report(
+    curves: Sequence[Curve], found: Mapping[str, Any], path: Path, *, force: bool = False
+) -> None:
     """Write the HTML page of times to a target: the chart and the table."""
     scores = _scores(curves)
     names = list(map(itemgetter("run"), found["runs"]))
@@ -227,7 +229,7 @@ def write_time_report(curves: Sequence[Curve], found: Mapping[str, Any], path: P
     page.charts(_draw_scores(curves, scores, found))
     head = [column.full_label for column in _make_columns(scores, found)]
     page.table(head, _make_rows(scores, found, names), sortable=True)
-    page.write(path)
+    page.write(path, force=force)
 
 
 def _scores(curves: Sequence[Curve]) -> Scores:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from ..errors import FedgroveError, FolderWarning, InputError
+from ..report.page import REPORT_FILE as REPORT_FILE
 from ..report.run_report import RunRecord, make_run_report
 from ..trees import Tree
 from .folder import RunFolder
 
-REPORT_FILE = "report.html"
 BASELINES = ("local", "fedavg")
 COMPARABLE = (
     "data",
