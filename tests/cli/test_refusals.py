@@ -164,6 +164,18 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "cost fedavg --input 3x",
             "--input is '3x'; it must be a shape CxL or CxHxW, such as 3x200 or 1x28x28.",
         ),
+        (
+            "cost fedavg --net mlp --input 99999999x99999999 --classes 3",
+            "the shape of an input is (99999999, 99999999); it must be at most 16777216 numbers.",
+        ),
+        (
+            "cost fedavg --net mlp --input 3x32 --classes 99999999999",
+            "--classes is 99999999999; it must be above 0 and at most 16777216.",
+        ),
+        (
+            "cost fedavg --net mlp --input 3 --classes 2 --examples 99999999999999999999",
+            "--examples is 99999999999999999999; it must be 1 to 1000000000.",
+        ),
         ("cost fedavg --input 3x200", "--input came without --net and --classes; give them too"),
         (
             "cost fedavg --input 64 --net mlp --classes 2 --data digits",

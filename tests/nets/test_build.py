@@ -1,5 +1,6 @@
 import doctest
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,29 @@ def test_options_behind_a_name() -> None:
 def test_bad_numbers(shape: tuple[int, ...], classes: int) -> None:
     with pytest.raises(InputError):
         nets.build("mlp", shape, classes, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "says"),
+    [
+        ("mlp:hidden=99999999999", (8,), 3, "hidden of net 'mlp' is 99999999999; it must be at"),
+        # 200000·8 + 200000·200000 + 3·200000 weights, 2·200000 + 3 biases
+        ("mlp:hidden=200000", (8,), 3, "has 40,002,600,003 parameters for these inputs; it must"),
+        (
+            "mlp",
+            (99999999, 99999999),
+            3,
+            "shape of an input is (99999999, 99999999); it must be at",
+        ),
+        ("har-cnn", (3, 999999999999), 3, "it must be at most 16777216 numbers"),
+        ("mlp", (8,), 99999999999, "classes is 99999999999; it must be above 0 and at most"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_memory_is_allocated(
+    name: str, shape: tuple[int, ...], classes: int, says: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(says)):
+        nets.build(name, shape, classes, seed=0)
 
 
 def test_describe() -> None:

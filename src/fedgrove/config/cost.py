@@ -20,6 +20,7 @@ from ..data.devices import BandwidthTraces, read_devices
 from ..data.federation import LazyClients
 from ..engines.work import Computed, find_pass, run_stages
 from ..errors import InputError, check, spell_option
+from ..nets import check_size
 from ..options import CostOptions, ExperimentOptions
 from ..options.definition import names_of
 from ..options.groups import EvaluateOption, SeedOption
@@ -205,6 +206,7 @@ def estimate_cost(
     (89254, 340.5, 0.0)
     """
     check(clients >= 1, "clients", clients, "1 or more")
+    check_size(shape, classes)
     local = method.local or recipe or LocalTraining()
     if info is None:
         info = _same_device

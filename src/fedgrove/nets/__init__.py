@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,12 @@ from .layout import named_tensors, probe
 from .net import Net, Output
 from .networks import BnCnn, HarCnn, LeafCnn, LeNet, Mlp, MnistCnn, ResNet18, ShuffleNetV2
 
-__all__ = ["Net", "Output", "build", "describe", "find_fitting", "names"]
+__all__ = ["Net", "Output", "build", "check_size", "describe", "find_fitting", "names"]
+
+MAX_SIZE = 2**24
+"""The most numbers of one input, the most classes, and the largest size of a layer."""
+MAX_PARAMETERS = 2**30
+"""The most parameters of a built-in network: 4 GiB as float32."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +145,7 @@ def build(
     >>> build("mlp", (8,), 3, seed=0, hidden=5).fc1
     Linear(in_features=8, out_features=5, bias=True)
     """
-    shape_is_valid = bool(shape) and all(isinstance(n, int) and n > 0 for n in shape)
-    check(shape_is_valid, "shape", shape, "positive whole numbers")
-    check(classes > 0, "classes", classes, "above 0")
+    check_size(shape, classes)
     shape = tuple(shape)
     name = net if isinstance(net, str) else type(net).__name__
     with torch.random.fork_rng(devices=[]):
@@ -155,6 +159,28 @@ def build(
         if not is_built_in(module):
             _check_training(module, name, shape, classes)
     return module
+
+
+def check_size(shape: tuple[int, ...], classes: int) -> None:
+    """Refuse inputs and numbers of classes that no network takes, before memory is allocated.
+
+    Args:
+        shape: The shape of one input, without the batch dimension.
+        classes: The number of outputs.
+
+    Raises:
+        InputError: One of them is not positive or too large.
+
+    >>> check_size((99999999, 99999999), 3)
+    Traceback (most recent call last):
+    fedgrove.errors.InputError: the shape of an input is (99999999, 99999999); it must be at most \
+16777216 numbers.
+    """
+    shape_is_valid = bool(shape) and all(isinstance(n, int) and n > 0 for n in shape)
+    check(shape_is_valid, "shape", shape, "positive whole numbers")
+    at_most = f"at most {MAX_SIZE} numbers"
+    check(math.prod(shape) <= MAX_SIZE, "the shape of an input", shape, at_most)
+    check(0 < classes <= MAX_SIZE, "classes", classes, f"above 0 and at most {MAX_SIZE}")
 
 
 def _make(
@@ -178,13 +204,31 @@ def _make(
             raise unknown(f"option of net '{name}'", option, built_in.options)
         # All whole numbers are sizes: torch makes a layer of size 0, with a warning.
         is_size = type(built_in.options[option]) is int
-        check(not is_size or value >= 1, f"{option} of net '{name}'", value, "1 or more")
+        if is_size:
+            check(value >= 1, f"{option} of net '{name}'", value, "1 or more")
+            check(value <= MAX_SIZE, f"{option} of net '{name}'", value, f"at most {MAX_SIZE}")
     if not built_in.fits(shape):
         raise InputError(
             f"net '{name}' takes {built_in.takes} and was given {shape}; "
             f"nets that take this shape: {', '.join(find_fitting(shape))}."
         )
-    return built_in.make(shape, classes, **options)
+    make = functools.partial(built_in.make, shape, classes, **options)
+    _check_parameter_count(make, net)
+    return make()
+
+
+def _check_parameter_count(make: Callable[[], nn.Module], name: str) -> None:
+    """Refuse a network with more parameters than there is memory for, before it is made."""
+    # Forked: this network draws its initial weights from the same generator. On the device "meta"
+    # tensors have shapes and no memory.
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        module = make()
+    count = sum(tensor.numel() for tensor in named_tensors(module).values())
+    if count > MAX_PARAMETERS:
+        raise InputError(
+            f"net '{name}' has {count:,} parameters for these inputs; it must have at most "
+            f"{MAX_PARAMETERS:,}: use smaller layers or smaller inputs."
+        )
 
 
 def _parse_options(name: str, text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -254,7 +254,8 @@ class CostOptions(
         "N",
         without="500",
         python="Number of examples that a client trains on, with input.",
-        **AT_LEAST_ONE,
+        allowed="1 to 1000000000",
+        check=lambda value: 1 <= value <= 10**9,
     )
 
 
