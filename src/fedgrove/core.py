@@ -155,7 +155,8 @@ class Lost:
 
     of: int
     reason: str
-    """A key of :data:`LOST_REASONS`."""
+    """A key of :data:`LOST_REASONS`; for an answer that was refused before it was decoded, a key
+    of :data:`fedgrove.runs.gate.REFUSALS`."""
     detail: str = ""
     """The reason in one sentence."""
     cost: Cost = field(default_factory=dict)

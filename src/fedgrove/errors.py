@@ -89,6 +89,21 @@ class UnknownMask(WireError):
         self.packets = packets
 
 
+class UnexpectedTensors(WireError):
+    """Bytes contain other tensors than their reader expects."""
+
+
+class UnexpectedReport(WireError):
+    """An answer contains something else than its task requests; found before it was decoded.
+
+    ``reason`` is a key of :data:`fedgrove.runs.gate.REFUSALS`.
+    """
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
 class EngineError(FedgroveError, RuntimeError):
     """Work that an engine could not finish: a worker died, every update was refused."""
 
@@ -325,6 +340,26 @@ def list_some(names: Sequence[str], most: int = 5) -> str:
     if len(names) > most:
         listed += f" and {len(names) - most} more"
     return listed
+
+
+LONGEST_SENTENCE = 1000
+"""Letters of a sentence from another machine that are kept."""
+
+
+def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
+    """Return text from another machine so that it is safe to print, log and store: one short line.
+
+    Characters that cannot be printed, such as control characters, lone surrogates and those that
+    reverse the direction of writing, become question marks.
+
+    >>> clean_text("two\\nlines \\x1b[31m\\ud800"), clean_text("x" * 9, most=4)
+    ('two lines ?[31m?', 'xxxx ...')
+    """
+    # Cut before anything else: the text may have megabytes.
+    start = " ".join(text[: 2 * most].split())
+    is_cut = len(text) > 2 * most or len(start) > most
+    cleaned = "".join(letter if letter.isprintable() else "?" for letter in start[:most])
+    return f"{cleaned} ..." if is_cut else cleaned
 
 
 def not_a_run(path: Path) -> InputError:

@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 import re
 import signal
+import struct
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.conftest import answers, make_run, remembered, started, tensors
 from tests.contract import small
 from tests.engines.loopback import looped, payload
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.core import Answer, AnyMethod, Edit, Engine, Job, Lost, Task
+from fedgrove.core import Answer, AnyMethod, Edit, Engine, Job, Lost, Packet, Report, Task
 from fedgrove.engines import Serial, choose
 from fedgrove.engines.faulty import Faulty
 from fedgrove.engines.flower import messages, node
+from fedgrove.engines.flower.engine import Flower
 from fedgrove.engines.flower.messages import (
     Letter,
     client_app,
+    name_codec,
     read_cost,
     read_letter,
     read_partition,
@@ -38,6 +42,7 @@ from fedgrove.runs.memory import read_tree
 from fedgrove.runs.rounds import plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
 from fedgrove.wire.ledger import Ledger
+from fedgrove.wire.message_costs import BroadcastBytes, encode_task
 
 FEW = ("ca-afp", "heterofl", "ditto")
 EVERY = [
@@ -190,7 +195,7 @@ def test_a_client_without_a_node_is_lost_and_costs_nothing(tmp_path: Path) -> No
         (lambda letter: replace(letter, head=b""), "shorter|header"),
         (lambda letter: replace(letter, head=b"\xff\xff\xff\xff" + letter.head[4:]), "header"),
         (lambda letter: replace(letter, packets={}), "do not add up"),
-        (lambda letter: replace(letter, codec="Dense()"), "it is written with Dense"),
+        (lambda letter: replace(letter, codec="Dense()"), "it is written with 'Dense"),
         (lambda letter: Letter(), "cannot be read"),
         (
             lambda letter: replace(
@@ -216,6 +221,82 @@ def test_a_reply_that_cannot_be_read_is_lost(spoil: Any, sentence: str, tmp_path
     assert isinstance(found[2], Lost)
     assert found[2].reason == "unreadable"
     assert re.search(sentence, found[2].detail)
+
+
+def answered_by(run: Run, answer: Callable[[Letter, int], Letter]) -> Flower:
+    """Return the engine over a grid whose nodes answer the letter of a client so."""
+    engine = looped(run)
+    app = client_app(
+        lambda question, config: {},
+        lambda letter, config: answer(letter, read_partition(config)),
+    )
+    engine.grid.apps = dict.fromkeys(engine.grid.apps, app)
+    return engine
+
+
+@pytest.mark.parametrize("changed", ["round", "run", "nothing"])
+def test_an_answer_that_is_sent_again_is_refused(changed: str, tmp_path: Path) -> None:
+    """Client 2 answers every task with the report of its first one."""
+    run = make_run(methods.FedAvg(), tmp_path, cohort=4, rounds=2)
+    first: dict[str, Letter] = {}
+
+    def replay(letter: Letter, client: int) -> Letter:
+        answer = node.answer_letter(run, client, letter)
+        if client != 2 or changed == "nothing":
+            return answer
+        return first.setdefault("answer", answer)
+
+    engine = answered_by(run, replay)
+    loop = rounds(run)
+    tasks = next(loop).tasks
+    reports = list(answers(run, engine, tasks))
+    assert [type(answer).__name__ for _, answer in reports] == ["Report"] * 4
+    if changed == "run":
+        engine.name_of = lambda run: "another"
+    else:
+        tasks = loop.send(iter(reports)).tasks
+    found = [answer for _, answer in answers(run, engine, tasks)]
+    if changed == "nothing":
+        assert isinstance(found[2], Report)
+        return
+    assert isinstance(found[2], Lost)
+    assert found[2].reason == "duplicate"
+    assert "another task" in found[2].detail
+
+
+@pytest.mark.parametrize("size", [0, 400_000_000], ids=["packed", "400 MB"])
+def test_a_reply_of_absurd_size_is_refused_before_it_is_read(size: int, tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, cohort=4)
+    codec = run.method.codec
+
+    def large(letter: Letter, client: int) -> Letter:
+        answer = node.answer_letter(run, client, letter)
+        if client != 2:
+            return answer
+        packet = codec.encode(Packet({"w": torch.zeros(100_000_000)})).data
+        if size:
+            packet = bytes(size)
+        head = {"of": 2, "examples": 5, "metrics": {}, "packets": [["model", len(packet)]]}
+        text = json.dumps(head).encode()
+        return replace(answer, head=struct.pack("<I", len(text)) + text, packets={"model": packet})
+
+    found = [a for _, a in answers(run, answered_by(run, large), plan(run, run.initial_state))]
+    assert [type(answer).__name__ for answer in found] == ["Report", "Report", "Lost", "Report"]
+    assert isinstance(found[2], Lost)
+    assert found[2].reason in ("packets", "tensors")
+
+
+def test_the_memory_that_the_server_names_survives_lost_replies(tmp_path: Path) -> None:
+    """Seven replies are lost, so the server still names the version of the first round."""
+    run = make_run(methods.Ditto(), tmp_path, cohort=4, rounds=9)
+    loop = rounds(run)
+    task = loop.send(answers(run, looped(run), next(loop).tasks)).tasks[0]
+    assert task.memory is not None
+    for attempt in range(7):
+        again = replace(task, attempt=attempt + 1)
+        head, packets, _ = encode_task(again, run.method.codec, run.known_state, BroadcastBytes())
+        letter = Letter(head, packets, name_codec(run.method.codec), {"run": "this"})
+        assert "lost" not in node.answer_letter(run, task.to, letter).note
 
 
 def test_a_message_of_somebody_else_is_lost(tmp_path: Path) -> None:

@@ -526,7 +526,9 @@ def test_time_runs_for_each_job_alone(run: Run, pool: Pool) -> None:
     "engine", [Serial(timeout=0.5), Wired(timeout=0.5)], ids=["serial", "wired"]
 )
 def test_who_takes_too_long_in_this_process_is_late(engine: Any, run: Run) -> None:
-    tasks = [task(0, verb="probe"), task(1, act=ANSWER_MUCH_LATER, verb="probe")]
+    tasks = []
+    for client, act in ((0, 0), (1, ANSWER_MUCH_LATER)):
+        tasks.append(task(client, act=act, verb="probe", params=run.params))
     (_, quick), (_, lost) = engine.map((run, each) for each in tasks)
     assert isinstance(quick, Report)
     assert isinstance(lost, Lost)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fedgrove import trees
-from fedgrove.core import Packet
+from fedgrove.core import ExpectedPacket, Packet
 from fedgrove.errors import InputError, WireError
 from fedgrove.methods.adfedwcp.kmeans import cluster
 from fedgrove.wire.codec import (
@@ -70,7 +70,7 @@ def check_round_trip(codec: Chainable, packet: Packet, known: KnownMask | None =
     assert min(encoded.cost.values()) >= 0
     assert sum(encoded.cost.values()) == len(encoded.data)
     assert codec.cost(packet, known) == encoded.cost
-    like = {k: tuple(v.shape) for k, v in packet.values.items()}
+    like = ExpectedPacket.of(packet.values).tensors
     back = codec.decode(encoded.data, known, like)
     mask = packet.mask or {}
     back_mask = back.mask or {}

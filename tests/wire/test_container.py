@@ -254,7 +254,7 @@ def test_frames_are_refused() -> None:
         (entry(shape=(1,) * 17), "17 dimensions"),
         (entry(shape=(1 << 41,)), "at most"),
         (entry(shape=(1 << 30, 0, 1 << 30)), "elements are allowed"),
-        (entry(shape=(1 << 25,)), "pass like"),
+        (entry(shape=(1 << 25,)), "without the expected shapes"),
         (entry(name=b"\xff"), "not UTF-8"),
         (entry(name=b"a" * 257), "length of a name"),
         (entry(shared=1), "shared part"),
@@ -277,15 +277,19 @@ def test_more_indices_are_refused() -> None:
 
 def test_like_is_checked() -> None:
     good = payload(entry(), GOOD)
-    assert Dense().decode(good, like={"w": (2,)}).values["w"].shape == (2,)
-    refused(good, "shape", like={"w": (3,)})
-    refused(good, "not expected", like={"v": (2,)})
-    refused(good, "lacks 'v'", like={"w": (2,), "v": (2,)})
+    assert Dense().decode(good, like={"w": (torch.float32, (2,))}).values["w"].shape == (2,)
+    refused(good, "shape", like={"w": (torch.float32, (3,))})
+    refused(good, "torch.float64 of shape", like={"w": (torch.float64, (2,))})
+    refused(good, "not expected", like={"v": (torch.float32, (2,))})
+    refused(good, "lacks 'v'", like={"w": (torch.float32, (2,)), "v": (torch.float32, (2,))})
     # With like, a small payload may be a large tree: 40 million equal values.
     large = Smallest().encode(Packet({"w": torch.zeros(10_000_000)})).data
     assert len(large) < 100
-    refused(large, "pass like")
-    assert Dense().decode(large, like={"w": (10_000_000,)}).values["w"].numel() == 10_000_000
+    refused(large, "without the expected shapes")
+    assert (
+        Dense().decode(large, like={"w": (torch.float32, (10_000_000,))}).values["w"].numel()
+        == 10_000_000
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedgrove import trees
-from fedgrove.core import Packet, Report, Task
-from fedgrove.errors import UnknownMask, WireError
+from fedgrove.core import ExpectedPacket, ExpectedReport, Packet, Report, Task
+from fedgrove.errors import UnexpectedReport, UnknownMask, WireError
 from fedgrove.wire import message
-from fedgrove.wire.codec import Bitmap, Delta, Dense, KnownMask, Smallest
+from fedgrove.wire.codec import Bitmap, Codec, Delta, Dense, KnownMask, Smallest, Zstd
 from fedgrove.wire.message import (
     ResendRequest,
     read_answer,
@@ -33,6 +36,7 @@ VALUES = {
 }
 MASK = {"w": torch.tensor([[True, False, True], [False, True, True]])}
 MASKED = Packet(trees.apply_mask(VALUES, MASK), MASK)
+NOTHING = ExpectedReport()
 TASK = Task(
     3, {"model": Packet(VALUES), "other": MASKED}, {"lr": 0.1, "phases": [1, 2]}, "cluster", 7
 )
@@ -100,8 +104,9 @@ def test_a_client_says_what_it_lacks() -> None:
     data = write_resend_request(lacks, Dense())
     # 47 characters (0x2f, a slash)
     assert data == b'/\0\0\0{"of":3,"lacks":["model","other"],"packets":[]}'
-    assert read_answer(data, Dense()) == lacks
-    assert read_answer(write_report(Report(3, {}, 5), Dense()), Dense()) == Report(3, {}, 5)
+    assert read_answer(data, Dense(), NOTHING) == lacks
+    report = Report(3, {}, 5)
+    assert read_answer(write_report(report, Dense()), Dense(), NOTHING) == report
 
 
 def test_a_message_that_refers_to_masks_names_the_packets_that_do() -> None:
@@ -205,7 +210,7 @@ KEYS += ("of", "examples", "metrics", "lacks")
 def test_any_head_is_read_or_refused_but_nothing_else(head: Any) -> None:
     _harmless(read_task, with_head(head), Dense())
     _harmless(read_report, with_head(head), Dense())
-    _harmless(read_answer, with_head(head), Dense())
+    _harmless(partial(read_answer, expected=NOTHING), with_head(head), Dense())
 
 
 def _harmless(read: Any, data: bytes, codec: Any) -> None:
@@ -266,5 +271,106 @@ def test_a_packet_named_twice_is_refused() -> None:
 
 def test_a_head_longer_than_the_limit_is_refused() -> None:
     data = struct.pack("<I", message.MAX_HEAD + 1) + b" " * (message.MAX_HEAD + 1)
-    with pytest.raises(WireError, match="does not fit"):
+    with pytest.raises(WireError, match="longer than"):
         message.read(data, Dense())
+
+
+# ---- answers of clients that may be malicious ----------------------------------------------------
+
+EXPECTED = ExpectedReport({"model": ExpectedPacket.of({"w": torch.zeros(100)})})
+"""What the server waits for: 400 bytes of numbers."""
+
+
+def peak_while_reading(data: bytes, codec: Codec, reason: str) -> int:
+    """Read an answer that must be refused for a reason; return the most bytes allocated."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnexpectedReport) as refusal, _MadeTensors() as made:
+            read_answer(data, codec, EXPECTED)
+        assert refusal.value.reason == reason
+        assert len(str(refusal.value)) < 1000
+        return tracemalloc.get_traced_memory()[1] + made.bytes
+    finally:
+        tracemalloc.stop()
+
+
+class _MadeTensors(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made; tracemalloc sees those of Python and NumPy."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.bytes += made.nbytes
+        return made
+
+
+@pytest.mark.parametrize("codec", [Dense(), Bitmap(), Smallest(), Zstd()])
+def test_a_small_answer_that_decodes_to_much_is_refused_before_it_is_decoded(codec: Codec) -> None:
+    mask = {"w": torch.zeros(20_000_000, dtype=torch.bool)}
+    packet = Packet({"w": torch.zeros(20_000_000)}, mask)
+    data = write_report(Report(1, {"model": packet}, 5), codec)
+    reason = "tensors"
+    if len(data) > message.longest_answer(EXPECTED):
+        reason = "packets"
+    assert peak_while_reading(data, codec, reason) < 4_000_000
+
+
+def test_a_thousand_packets_are_refused_before_any_is_decoded() -> None:
+    packet = Packet({"w": torch.zeros(100)})
+    give = {f"p{i}": packet for i in range(1000)} | {"model": packet}
+    data = write_report(Report(1, give, 5), Zstd())
+    assert peak_while_reading(data, Zstd(), "packets") < 4_000_000
+
+
+def test_a_long_uncompressed_answer_is_refused_unread() -> None:
+    data = bytes(40_000_000)
+    assert peak_while_reading(data, Dense(), "packets") < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"w": torch.zeros(99)}, "99"),
+        ({"w": torch.zeros(100, dtype=torch.float64)}, "float64"),
+        ({"w": torch.zeros(10, 10)}, "10"),
+        ({"v": torch.zeros(100)}, "v"),
+        ({}, "w"),
+    ],
+    ids=["length", "dtype", "shape", "name", "none"],
+)
+def test_an_answer_with_other_tensors_is_refused(values: trees.Tree, word: str) -> None:
+    data = write_report(Report(1, {"model": Packet(values)}, 5), Dense())
+    with pytest.raises(UnexpectedReport, match=word) as refusal:
+        read_answer(data, Dense(), EXPECTED)
+    assert refusal.value.reason == "tensors"
+
+
+@pytest.mark.parametrize(
+    "name", ["\ud800", "\x1b[2J", "\x00", "\u202e", "n" * 30_000], ids=range(5)
+)
+def test_a_name_from_a_client_is_cleaned_and_cut_in_the_refusal(name: str) -> None:
+    head = {"of": 1, "examples": 2, "metrics": {}, "packets": [[name, 0]]}
+    with pytest.raises(WireError) as refusal:
+        read_answer(with_head(head), Dense(), EXPECTED)
+    text = str(refusal.value)
+    text.encode()
+    assert text.isprintable()
+    assert len(text) < 1000
+
+
+@pytest.mark.parametrize("number", [1.9, True, "1", None, [1]])
+@pytest.mark.parametrize("field", ["of", "examples"])
+def test_a_count_that_is_no_integer_is_refused(field: str, number: Any) -> None:
+    head = {"of": 1, "examples": 2, "metrics": {}, "packets": []} | {field: number}
+    with pytest.raises(WireError, match=field):
+        read_answer(with_head(head), Dense(), NOTHING)
+
+
+def test_every_honest_answer_is_shorter_than_the_longest() -> None:
+    for codec in (Dense(), Bitmap(), Smallest(), Delta(), Zstd()):
+        for packet in (MASKED, Packet(VALUES), Packet({"w": torch.randn(1)})):
+            data = write_report(Report(1, {"model": packet}, 5), codec)
+            form = ExpectedPacket.of(packet.values, packet.mask)
+            assert len(data) <= message.longest_answer(ExpectedReport({"model": form}))

@@ -48,7 +48,7 @@ class Plan:
         return RunFolder.create(self.path, self.config)
 
     def member(self, folder: RunFolder, watch: Watch = ignore, name: str = "") -> Member:
-        """Return the planned experiment's run, ready for :func:`fedgrove.runs.lockstep.together`.
+        """Return the experiment's run, ready for :func:`fedgrove.runs.lockstep.train_together`.
 
         With a ``name``, ``watch`` finds it under "run" in every line.
         """

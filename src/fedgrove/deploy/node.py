@@ -126,7 +126,6 @@ class Node:
         answer = worker.answer_letter(run, client, letter)
         if "lost" in answer.note:
             LOG.error("lost: %s", answer.note.get("detail"))
-        worker.forget_old_versions(run, client)
         return answer
 
     def _folder(self, name: str, partition: int, node_config: Mapping[str, Any]) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from ..core import Answer, Cost, Job, Lost, Task
-from ..errors import EngineError, UnknownMask, WireError
+from ..errors import EngineError, UnexpectedReport, UnknownMask, WireError
 from ..runs.run import Run
 from ..wire.codec import Codec, KnownMask, hash_mask
 from ..wire.known_state import StoredMask
@@ -34,7 +34,15 @@ from ..wire.message_costs import (
     find_masks_known_to_server,
     list_masks_to_remember,
 )
-from .work import CLIENT_FAILURES, lose_crashed, lose_late, lose_unreadable, perform, store_memory
+from .work import (
+    CLIENT_FAILURES,
+    lose_crashed,
+    lose_late,
+    lose_unreadable,
+    perform,
+    refuse_undecoded,
+    store_memory,
+)
 
 
 @dataclass(eq=False)
@@ -83,9 +91,13 @@ class Wired:
             masks_received = find_masks_known_to_server(received, masked, codec, hash_mask)
             report_bytes = write_report(report, codec, masks_received)
             masks_sent = find_masks_known_to_server(task, task.send, codec, run.known_state.digest)
-            answer = read_answer(report_bytes, codec, masks_sent)
+            answer = read_answer(report_bytes, codec, run.expected(task), masks_sent)
             if isinstance(answer, ResendRequest):
                 raise WireError("it is no report.")
+        except UnexpectedReport as error:
+            # Its bytes have arrived.
+            spent.add({"up": up})
+            return replace(refuse_undecoded(task, error), cost=_cost(spent))
         except Exception as error:
             return replace(lose_unreadable(task, error), cost=_cost(spent))
         _check_count("report", report_bytes, up)
@@ -108,7 +120,7 @@ class Wired:
             lacks_bytes = write_resend_request(ResendRequest(task.to, error.packets), codec)
         # On the server: it was wrong about this client, so it forgets all that it assumed.
         spent.add({"up": {"header": len(lacks_bytes)}})
-        assert isinstance(read_answer(lacks_bytes, codec), ResendRequest)
+        assert isinstance(read_answer(lacks_bytes, codec, run.expected(task)), ResendRequest)
         run.known_state.forget(task.to)
         return masks.receive(_send(run, task, broadcasts, spent), codec)
 

@@ -34,7 +34,7 @@ from ..core import (
     Train,
     check_names,
 )
-from ..errors import FedgroveError
+from ..errors import FedgroveError, UnexpectedReport
 from ..nets import Net
 from ..parts import local
 from ..runs.privacy import protect
@@ -167,6 +167,11 @@ def lose_unreadable(task: Task, error: BaseException) -> Lost:
     """Return the loss of a task whose reply could not be encoded or read."""
     sentence = f"the reply of client {task.to} cannot be read: {explain_error(error)}"
     return Lost(task.to, "unreadable", sentence)
+
+
+def refuse_undecoded(task: Task, error: UnexpectedReport) -> Lost:
+    """Return the loss of a task whose answer was refused before it was decoded."""
+    return Lost(task.to, error.reason, f"client {task.to} sent {error}")
 
 
 def lose_late(task: Task, timeout: float) -> Lost:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import gpu_copies, trees
 from ..core import ClientInfo, ExpectedPacket, ExpectedReport, Packet, Report, Task
-from ..errors import check
+from ..errors import check, clean_text
 from ..parts.robust import is_parameter
 from .files import is_plain_name
 
@@ -41,6 +41,12 @@ FEW_LENGTHS = 9
 """This many lengths have a median that a few liars cannot move far."""
 
 
+MOST_OTHER_METRICS = 64
+LONGEST_METRIC = 100
+"""How many numbers a report may have that its method does not declare, and how long their names
+may be."""
+
+
 class Refusal(NamedTuple):
     """Why a report was refused: a key of :data:`REFUSALS`, and a sentence."""
 
@@ -54,7 +60,7 @@ class Gate:
 
     A report must come from the client of its task and have the packets that the method declares,
     with the declared tensors, types, shapes and masks, and finite numbers. ``examples`` must be
-    what the client enrolled with: a client cannot get weight by claiming more.
+    what the client enrolled with: a client cannot change its weight after it has enrolled.
     """
 
     norm: float = NORM_BOUND
@@ -163,7 +169,13 @@ def _check_report(
 
 
 def _check_metrics(metrics: Mapping[str, float], expected: ExpectedReport) -> str | None:
+    declared = len(expected.metrics) + len(expected.optional)
+    if len(metrics) > declared + MOST_OTHER_METRICS:
+        return f"{len(metrics)} numbers; {MOST_OTHER_METRICS} may be added to those of the method."
     for name, number in metrics.items():
+        # Names reach outputs of the run: metrics.jsonl, tables, pages.
+        if len(name) > LONGEST_METRIC or not name.isprintable():
+            return f"a number with an unusable name, {clean_text(name, LONGEST_METRIC)!r}."
         if not math.isfinite(number):
             return f"{name} = {number}, which is not finite."
     for name in expected.metrics:

@@ -33,9 +33,9 @@ from ..core import (
     WithServerTraining,
     check_names,
 )
-from ..errors import EngineError, FedgroveError
+from ..errors import EngineError, FedgroveError, clean_text
 from ..methods import name_of
-from .gate import FEW_LENGTHS, Lengths, RecentLengths, Refusal, Ruler, malformed
+from .gate import FEW_LENGTHS, REFUSALS, Lengths, RecentLengths, Refusal, Ruler, malformed
 from .guard import check_state, explain_errors, record_errors
 from .memory import make_version
 from .privacy import check_tasks
@@ -59,12 +59,16 @@ class Tally:
     def add_lost(self, client: int, lost: Lost) -> None:
         """Count a task of the round that got no usable reply."""
         self.lost.setdefault(lost.reason, []).append(client)
-        self.sentences.setdefault(lost.reason, lost.detail)
+        self._note(lost.reason, lost.detail)
 
     def add_refused(self, client: int, refusal: Refusal) -> None:
         """Count a report of the round that was refused."""
         self.refused.setdefault(refusal.reason, []).append(client)
-        self.sentences.setdefault(refusal.reason, refusal.sentence)
+        self._note(refusal.reason, refusal.sentence)
+
+    def _note(self, reason: str, sentence: str) -> None:
+        """Keep the first sentence for a reason; a part of it may be a client's own words."""
+        self.sentences.setdefault(reason, clean_text(sentence))
 
     def to_line(self) -> dict[str, Any]:
         """Return the entries of a line of metrics.jsonl; none if all answers were folded."""
@@ -313,7 +317,10 @@ class Admission:
         is_open = self._open.pop(id(task), None) is not None
         if isinstance(answer, Lost):
             # A loss after the answer changes nothing.
-            if is_open:
+            if is_open and answer.reason in REFUSALS:
+                # The wire refused it, before anything was decoded.
+                self.tally.add_refused(task.to, Refusal(answer.reason, answer.detail))
+            elif is_open:
                 self._lost.append(task)
                 self.tally.add_lost(task.to, answer)
             return None

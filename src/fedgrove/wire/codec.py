@@ -22,7 +22,16 @@ from ..core import Packet
 from ..errors import InputError, UnknownMask, WireError, check
 from ..renamed import find_renamed
 from ..trees import Mask
-from .container import DIGEST, MaskForm, TensorEntry, ValueForm, pack, packed_size, unpack
+from .container import (
+    DIGEST,
+    MaskForm,
+    TensorEntry,
+    TensorForms,
+    ValueForm,
+    pack,
+    packed_size,
+    unpack,
+)
 from .streams import Chunks, Tools, count_bytes
 from .tensors import (
     AllowedForms,
@@ -111,14 +120,14 @@ class Codec(Protocol):
         self,
         data: bytes,
         known: KnownMask | None = None,
-        like: Mapping[str, tuple[int, ...]] | None = None,
+        like: TensorForms | None = None,
     ) -> Packet:
         """Read a packet from bytes.
 
         Args:
             data: What :meth:`encode` wrote.
             known: The mask that this receiver knows, if any.
-            like: The names and shapes that it expects.
+            like: The names, types and shapes that it expects.
         """
         ...
 
@@ -209,15 +218,15 @@ class Chainable(ABC):
         self,
         data: bytes,
         known: KnownMask | None = None,
-        like: Mapping[str, tuple[int, ...]] | None = None,
+        like: TensorForms | None = None,
     ) -> Packet:
         """Read a packet that any codec wrote.
 
         Args:
             data: The bytes.
             known: The mask that this receiver knows, if any.
-            like: The names and shapes that it expects. Without them a small payload may not claim
-                large tensors.
+            like: The names, types and shapes that it expects. Without them a small payload may not
+                claim large tensors.
 
         Raises:
             WireError: The bytes are malformed; the message says what is wrong.
@@ -464,7 +473,7 @@ def _dense_cost(
 
 
 def _decode(
-    data: bytes, known: KnownMask | None, like: Mapping[str, tuple[int, ...]] | None
+    data: bytes, known: KnownMask | None, like: TensorForms | None
 ) -> tuple[Packet, tuple[ExplainedTensor, ...]]:
     opened = unpack(data, like)
     if opened.known is not None and (known is None or known.digest != opened.known):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InputError, WireError, check
+from ..errors import InputError, UnexpectedTensors, WireError, check
 from .entropy import Cursor, deflate, inflate, varint
 from .streams import Chunks
 
@@ -72,6 +72,10 @@ DTYPES: tuple[torch.dtype, ...] = (
     torch.uint64,
 )
 """A dtype's position here is its code in the index; new ones are added at the end."""
+
+
+TensorForms = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Names, types and shapes of tensors, as a reader expects them."""
 
 
 class MaskForm(IntEnum):
@@ -252,14 +256,14 @@ def _shared_prefix(a: bytes, b: bytes) -> int:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def unpack(data: bytes, like: Mapping[str, tuple[int, ...]] | None = None) -> OpenedContainer:
+def unpack(data: bytes, like: TensorForms | None = None) -> OpenedContainer:
     """Check the frame of received bytes and read the index.
 
     Nothing is allocated that neither the length of the bytes nor the expected shapes justify.
 
     Args:
         data: The container.
-        like: The expected names and shapes; None if nothing is known about them.
+        like: The expected names, types and shapes; None if nothing is known about them.
 
     Raises:
         WireError: The bytes are malformed, or not what was expected.
@@ -378,17 +382,20 @@ def _read_entry(cursor: Cursor, encoded: bytes) -> TensorEntry:
     return TensorEntry(name, dtype, shape, form)
 
 
-def _check_like(entries: Sequence[TensorEntry], like: Mapping[str, tuple[int, ...]]) -> None:
+def _check_like(entries: Sequence[TensorEntry], like: TensorForms) -> None:
     missing = set(like)
     for entry in entries:
         if entry.name not in like:
-            raise WireError(f"the payload contains {entry.name!r}, which was not expected.")
-        expected = tuple(like[entry.name])
-        if entry.shape != expected:
-            raise WireError(f"{entry.name} has shape {entry.shape}; {expected} was expected.")
+            raise UnexpectedTensors(f"the payload contains {entry.name!r}, which was not expected.")
+        dtype, shape = like[entry.name]
+        if entry.dtype != dtype or entry.shape != tuple(shape):
+            raise UnexpectedTensors(
+                f"{entry.name} is {entry.dtype} of shape {entry.shape}; {dtype} of shape "
+                f"{tuple(shape)} was expected."
+            )
         missing.discard(entry.name)
     if missing:
-        raise WireError(f"the payload lacks {', '.join(map(repr, sorted(missing)))}.")
+        raise UnexpectedTensors(f"the payload lacks {', '.join(map(repr, sorted(missing)))}.")
 
 
 def _check_growth(entries: Sequence[TensorEntry], given: int) -> None:
@@ -400,5 +407,5 @@ def _check_growth(entries: Sequence[TensorEntry], given: int) -> None:
     if wanted > allowed:
         raise WireError(
             f"{given} bytes claim tensors that take {wanted} bytes to read; without the expected"
-            f" shapes at most {allowed} are allowed: pass like={{name: shape}} to decode."
+            f" shapes at most {allowed} are allowed."
         )

@@ -55,7 +55,8 @@ class StoredMask:
         """Decode the stored mask again."""
         # With the shapes: a few bytes may stand for millions of bits, which a reader without them
         # refuses.
-        packet = MASK_CODEC.decode(self.data.numpy().tobytes(), like=dict(self.shapes))
+        like = {name: (torch.bool, shape) for name, shape in self.shapes}
+        packet = MASK_CODEC.decode(self.data.numpy().tobytes(), like=like)
         return packet.mask or {}
 
     @property

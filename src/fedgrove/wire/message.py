@@ -9,13 +9,22 @@ length], ...]``. A client that cannot read a task because it does not know a mas
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core import Packet, Report, Task
-from ..errors import UnknownMask, WireError
+from ..core import ExpectedReport, Packet, Report, Task
+from ..errors import (
+    UnexpectedReport,
+    UnexpectedTensors,
+    UnknownMask,
+    WireError,
+    clean_text,
+    list_some,
+    shown,
+)
 from ..renamed import find_renamed
 from .codec import Codec, CostByPart, Encoded, KnownMask
 
@@ -24,6 +33,10 @@ KnownMasks = Mapping[str, KnownMask | None]
 NO_KNOWN_MASKS: KnownMasks = {}
 MAX_HEAD = 1 << 20
 """The longest header a reader accepts, in bytes."""
+MAX_ANSWER_HEAD = 1 << 16
+"""The longest header of a client's answer that the server accepts, in bytes."""
+PER_TENSOR = 1 << 10
+"""Bytes that a tensor may take besides its values and mask: its name, its entry in the index."""
 MALFORMED_FIELDS = (KeyError, TypeError, ValueError, OverflowError)
 """What reading the fields of a header can raise: one is missing, of another type, or infinite."""
 
@@ -117,24 +130,61 @@ def _write_head(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:
 # ---- reading -------------------------------------------------------------------------------------
 
 
+def longest_answer(expected: ExpectedReport) -> int:
+    """Return the most bytes that an answer may have: far more than any honest one.
+
+    No codec of fedgrove writes more than the width of each number and a bit for its mask. Twice
+    that leaves room for a codec of the user's own.
+    """
+    total = 4 + MAX_ANSWER_HEAD
+    for form in expected.packets.values():
+        total += PER_TENSOR
+        for dtype, shape in form.tensors.values():
+            total += PER_TENSOR + 2 * math.prod(shape) * (dtype.itemsize + 1)
+    return total
+
+
 def read(
-    data: bytes, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS
+    data: bytes,
+    codec: Codec,
+    known: KnownMasks = NO_KNOWN_MASKS,
+    expected: ExpectedReport | None = None,
 ) -> tuple[dict[str, Any], dict[str, Packet]]:
     """Return the header and the packets of a message; every length is checked before it is used.
 
+    Args:
+        data: The message.
+        codec: Reads the packets.
+        known: The masks that the reader knows.
+        expected: What the report must contain. With it nothing is allocated for packets or
+            tensors that are not expected.
+
     Raises:
         WireError: The bytes are no message.
+        UnexpectedReport: They contain something else than ``expected``.
         UnknownMask: Packets refer to masks that are not ``known``; all of them are named.
     """
-    head, lengths, body_start = _read_head(data)
+    if expected is not None and len(data) > longest_answer(expected):
+        raise UnexpectedReport(
+            "packets",
+            f"{len(data)} bytes, where an answer has at most {longest_answer(expected)}.",
+        )
+    head, lengths, body_start = _read_head(data, MAX_HEAD if expected is None else MAX_ANSWER_HEAD)
+    if expected is not None:
+        _check_names(head, lengths, expected)
     packets: dict[str, Packet] = {}
     unknown: list[str] = []
     at = body_start
     for name, length in lengths.items():
+        like = None
+        if expected is not None:
+            like = expected.packets[name].tensors
         try:
-            packets[name] = codec.decode(data[at : at + length], known.get(name))
+            packets[name] = codec.decode(data[at : at + length], known.get(name), like)
         except UnknownMask:
             unknown.append(name)
+        except UnexpectedTensors as error:
+            raise UnexpectedReport("tensors", f"{name} with other tensors: {error}") from None
         at += length
     if unknown:
         raise UnknownMask(
@@ -145,7 +195,23 @@ def read(
     return head, packets
 
 
-def _read_head(data: bytes) -> tuple[dict[str, Any], dict[str, int], int]:
+def _check_names(
+    head: Mapping[str, Any], lengths: Mapping[str, int], expected: ExpectedReport
+) -> None:
+    """Refuse an answer with other packets than were expected, before any of them is read."""
+    wanted: list[str] = []
+    # A request for masks has no packets.
+    if "lacks" not in head:
+        wanted = list(expected.packets)
+    if lengths.keys() == set(wanted):
+        return
+    given = list_some([clean_text(name, 60) for name in lengths]) or "nothing"
+    raise UnexpectedReport(
+        "packets", f"{given} where its answer must contain {list_some(wanted) or 'nothing'}."
+    )
+
+
+def _read_head(data: bytes, longest: int) -> tuple[dict[str, Any], dict[str, int], int]:
     """Return the header, the lengths of the packets, and where the first one begins."""
     if len(data) < 4:
         raise WireError(
@@ -154,10 +220,10 @@ def _read_head(data: bytes) -> tuple[dict[str, Any], dict[str, int], int]:
         )
     (head_length,) = struct.unpack_from("<I", data)
     body_start = 4 + head_length
-    if head_length > MAX_HEAD or body_start > len(data):
+    if head_length > longest or body_start > len(data):
         raise WireError(
-            f"a message header of {head_length} bytes does not fit in the {len(data)} bytes"
-            " received."
+            f"a message header of {head_length} bytes is longer than {longest} bytes or than the"
+            f" {len(data)} bytes received."
         )
     lengths: dict[str, int] = {}
     named_twice = False
@@ -214,7 +280,7 @@ def write_report(report: Report, codec: Codec, known: KnownMasks = NO_KNOWN_MASK
 
 
 def read_report(data: bytes, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS) -> Report:
-    """Read a report from bytes; ``known`` are the masks that the server knows."""
+    """Read a report from trusted bytes; ``known`` are the masks that the server knows."""
     head, packets = read(data, codec, known)
     return _make_report(head, packets)
 
@@ -226,25 +292,30 @@ def write_resend_request(request: ResendRequest, codec: Codec) -> bytes:
 
 
 def read_answer(
-    data: bytes, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS
+    data: bytes, codec: Codec, expected: ExpectedReport, known: KnownMasks = NO_KNOWN_MASKS
 ) -> Report | ResendRequest:
-    """Read a client's answer: a report, or the request to send its task again."""
-    head, packets = read(data, codec, known)
+    """Read a client's answer: a report, or the request to send its task again.
+
+    The client may be malicious, so names, types, shapes and sizes are compared with what is
+    ``expected`` before anything is allocated. Arguments and errors are those of :func:`read`.
+    """
+    head, packets = read(data, codec, known, expected)
     if "lacks" not in head:
         return _make_report(head, packets)
-    try:
-        return ResendRequest(int(head["of"]), tuple(str(name) for name in head["lacks"]))
-    except MALFORMED_FIELDS as error:
-        raise WireError(f"the header of an answer is malformed: {error}.") from None
+    lacking = head["lacks"]
+    is_list = isinstance(lacking, list) and all(isinstance(name, str) for name in lacking)
+    if not is_list:
+        raise WireError("the header of an answer is malformed: lacks must be a list of names.")
+    return ResendRequest(_whole(head, "of"), tuple(lacking))
 
 
 def _make_report(head: dict[str, Any], packets: dict[str, Packet]) -> Report:
     try:
         metrics = {str(k): float(v) for k, v in dict(head["metrics"]).items()}
         return Report(
-            of=int(head["of"]),
+            of=_whole(head, "of"),
             give=packets,
-            examples=int(head["examples"]),
+            examples=_whole(head, "examples"),
             metrics=metrics,
             memory=_memory_version(head),
         )
@@ -252,6 +323,14 @@ def _make_report(head: dict[str, Any], packets: dict[str, Packet]) -> Report:
         raise WireError(
             f"the header of a report lacks a field or has a malformed one: {error}."
         ) from None
+
+
+def _whole(head: Mapping[str, Any], field: str) -> int:
+    """Return a whole number of a header; 1.9 and true are none."""
+    number = head.get(field)
+    if type(number) is not int:
+        raise WireError(f"the header of an answer has {field} = {shown(number)}, not an integer.")
+    return number
 
 
 def _memory_version(head: dict[str, Any]) -> str | None:

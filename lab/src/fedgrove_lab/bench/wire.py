@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgrove import api, nets, trees
-from fedgrove.core import Packet
+from fedgrove.core import ExpectedPacket, Packet
 from fedgrove.data import load
 from fedgrove.data.named_set import data_folders, find_files
 from fedgrove.data.sets import SETS
@@ -423,7 +423,7 @@ def measure_speed(packet: Packet, clustered: frozenset[str], repeats: int = 51) 
     data = CODEC.encode(packet).data
     plain_data = encode_plain(packet, clustered)
     # As in a run, where the receiver knows the names and shapes that it expects.
-    shapes = {name: tuple(value.shape) for name, value in packet.values.items()}
+    like = ExpectedPacket.of(packet.values).tensors
     given = find_books(packet, clustered)
     n = trees.size(packet.values)
     ours, plain, plain_given, ours_back, plain_back = _median_seconds(
@@ -431,7 +431,7 @@ def measure_speed(packet: Packet, clustered: frozenset[str], repeats: int = 51) 
             lambda: CODEC.encode(packet),
             lambda: encode_plain(packet, clustered),
             lambda: encode_plain(packet, clustered, given),
-            lambda: CODEC.decode(data, None, shapes),
+            lambda: CODEC.decode(data, None, like),
             lambda: decode_plain(plain_data),
         ],
         repeats=min(repeats, max(5, 20_000_000 // n)),

@@ -14,14 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...core import LOST_REASONS, Answer, Cost, Job, Lost, Task
-from ...errors import EngineError, FedgroveError, WireError
+from ...core import LOST_REASONS, Answer, Cost, ExpectedReport, Job, Lost, Task
+from ...errors import (
+    EngineError,
+    FedgroveError,
+    UnexpectedReport,
+    WireError,
+    clean_text,
+    shown,
+)
 from ...runs.run import Run
 from ...wire.codec import KnownMask
 from ...wire.ledger import Ledger
-from ...wire.message import ResendRequest, read_answer
+from ...wire.message import ResendRequest, longest_answer, read_answer
 from ...wire.message_costs import BroadcastBytes, encode_task, find_masks_known_to_server
-from ..work import explain_error, lose_late, lose_unreadable
+from ..work import explain_error, lose_late, lose_unreadable, refuse_undecoded
 from . import messages
 from .messages import Head, Letter, name_codec, read_cost
 
@@ -103,7 +110,10 @@ class Flower:
         head, packets, cost = encode_task(task, codec, run.known_state, sent)
         letter = Letter(head, packets, name_codec(codec), {"run": self.name_of(run)})
         exchange.spent.add({"down": cost})
-        exchange.since = time.monotonic()
+        exchange.task_id = letter.task_id
+        if not exchange.is_second:
+            # A task that is sent again gets no more time.
+            exchange.since = time.monotonic()
         exchange.message = push(
             self.grid, messages.make_task_message(letter, exchange.node, self.timeout)
         )
@@ -138,13 +148,18 @@ class Flower:
             exchange.answer = lose_by_error(task, reply.error)
             return
         try:
-            letter = messages.read_letter(reply.content)
+            expected = run.expected(task)
+            letter = messages.read_letter(reply.content, longest_answer(expected))
             if "lost" in letter.note:
                 exchange.answer = _read_loss(task, letter)
                 return
             # Its bytes arrived and count, whatever they contain.
             exchange.spent.add({"up": read_cost(letter)})
-            answer = _read(run, task, letter)
+            _check_identity(letter, exchange.task_id)
+            answer = _read(run, task, expected, letter)
+        except UnexpectedReport as error:
+            exchange.answer = refuse_undecoded(task, error)
+            return
         except Exception as error:
             # Bytes from outside: an error in them concerns this reply only.
             exchange.answer = lose_unreadable(task, error)
@@ -171,6 +186,7 @@ class _Exchange:
     job: Job
     node: int | None
     message: str | None = None
+    task_id: str = ""
     since: float = 0.0
     is_second: bool = False
     spent: Ledger = field(default_factory=Ledger)
@@ -204,17 +220,29 @@ class _Patience:
         time.sleep(min(LONGEST_WAIT, max(SHORTEST_WAIT, waited / 10)))
 
 
-def _read(run: Run, task: Task, letter: Letter) -> Answer | ResendRequest:
+def _check_identity(letter: Letter, task_id: str) -> None:
+    """Refuse the answer to another task, such as an old answer that is sent again."""
+    answered = letter.note.get("answers")
+    if answered is None:
+        raise WireError("it does not say which task it answers; it cannot be read.")
+    if answered != task_id:
+        raise UnexpectedReport("duplicate", "the answer to another task.")
+
+
+def _read(run: Run, task: Task, expected: ExpectedReport, letter: Letter) -> Answer | ResendRequest:
     """Read the report in a letter, with the client's multiply-accumulates."""
     codec = run.method.codec
-    expected = name_codec(codec)
-    if letter.codec != expected:
-        raise WireError(f"it is written with {letter.codec}, and the run's codec is {expected}.")
+    own = name_codec(codec)
+    if letter.codec != own:
+        raise WireError(f"it is written with {shown(letter.codec)}, and the run's codec is {own}.")
     masks: dict[str, KnownMask | None] = find_masks_known_to_server(
         task, task.send, codec, run.known_state.digest
     )
-    answer = read_answer(letter.data, codec, masks)
+    answer = read_answer(letter.data, codec, expected, masks)
     if isinstance(answer, ResendRequest):
+        if answer.of != task.to:
+            sentence = f"a request of client {answer.of}."
+            raise UnexpectedReport("client", sentence)
         return answer
     macs = letter.note.get("macs", 0)
     is_count = type(macs) is int and macs >= 0
@@ -224,7 +252,7 @@ def _read(run: Run, task: Task, letter: Letter) -> Answer | ResendRequest:
 def _read_loss(task: Task, letter: Letter) -> Lost:
     """Read why a client has no report."""
     reason = str(letter.note["lost"])
-    sentence = str(letter.note.get("detail", ""))[:1000]
+    sentence = clean_text(str(letter.note.get("detail", "")))
     return Lost(task.to, reason if reason in LOST_REASONS else "crashed", sentence)
 
 

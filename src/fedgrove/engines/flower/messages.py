@@ -7,7 +7,8 @@ replies, have this content::
     "fedgrove"   ArrayRecord: "0000.head", then each packet, "0001.model", ...: one Array of
                  bytes each (stype: the codec's name). Flower stores equal objects once, so a packet
                  that goes to many clients is stored once.
-    "note"       ConfigRecord: the name of the run; in a reply, why there is no report.
+    "note"       ConfigRecord: the name of the run; in a reply, which task it answers, or why there
+                 is no report.
 
 flwr is imported when it is needed, with its telemetry off.
 """
@@ -18,15 +19,19 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from importlib.util import find_spec
 from typing import Any
 
-from ...errors import InputError, WireError
+from ...errors import InputError, UnexpectedReport, WireError
 from ...wire.codec import Chain, Codec, CostByPart
 
 TASK = "train"
 QUESTION = "query"
 HEAD = "0000.head"
+
+MAX_QUESTION = 1 << 20
+"""The longest question or answer to one that is read, in bytes."""
 
 Head = dict[str, Any]
 """A question or its answer, as a JSON object."""
@@ -71,6 +76,16 @@ class Letter:
     def data(self) -> bytes:
         """The whole message of a letter that Flower carries."""
         return b"".join([self.head, *self.packets.values()])
+
+    @property
+    def task_id(self) -> str:
+        """What the answer to a task's letter names: a hash of its run and its head.
+
+        The head has client, verb, round and attempt, so an old answer that is sent again is
+        recognised.
+        """
+        run = str(self.note.get("run", ""))
+        return blake2b(run.encode() + b"\0" + self.head, digest_size=16).hexdigest()
 
     @property
     def length(self) -> int:
@@ -135,14 +150,24 @@ def _array(data: bytes, codec: str) -> Any:
     return app.Array(dtype="bytes", shape=(len(data),), stype=codec, data=data)
 
 
-def read_letter(content: Any) -> Letter:
+def read_letter(content: Any, longest: int | None = None) -> Letter:
     """Read the letter in the content of a message, which may come from any sender.
+
+    Args:
+        content: The content of a Flower message.
+        longest: The most bytes that it may have; None: any number, from a trusted sender.
 
     Raises:
         WireError: The content is not a letter.
+        UnexpectedReport: It is too long.
     """
     try:
         record = content.array_records["fedgrove"]
+        # Before anything is copied.
+        length = sum(len(array.data) for array in record.values())
+        if longest is not None and length > longest:
+            sentence = f"{length} bytes, where an answer has at most {longest}."
+            raise UnexpectedReport("packets", sentence)
         note = {str(key): value for key, value in content.config_records["note"].items()}
         head = b""
         packets: dict[str, bytes] = {}
@@ -155,6 +180,8 @@ def read_letter(content: Any) -> Letter:
                 head = data
             else:
                 packets[key.partition(".")[2]] = data
+    except WireError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(f"a message was not made by fedgrove: it lacks {error}.") from None
     if len(codecs) > 1:
@@ -197,7 +224,7 @@ def read_head(message: Any) -> Head:
         WireError: The message has neither.
     """
     try:
-        head = json.loads(read_letter(message.content).head)
+        head = json.loads(read_letter(message.content, MAX_QUESTION).head)
     except (ValueError, RecursionError) as error:
         raise WireError(f"a message has no question and no answer: {error}.") from None
     if not isinstance(head, dict):

@@ -23,11 +23,15 @@ from ..work import CLIENT_FAILURES, lose_crashed, lose_unreadable, perform, stor
 from .messages import Letter, Note, make_loss, name_codec, write_cost
 
 KEPT = 4
-"""This many versions of a client's memory stay on its disk; the server goes back by at most one."""
+"""This many versions of a client's memory stay on its disk, and the one that the server named last:
+after lost replies it is older."""
 
 
 def answer_letter(run: Run, client: int, letter: Letter) -> Letter:
-    """Do the task in a letter from Flower; return the report, a mask request or a loss."""
+    """Do the task in a letter from Flower; return the report, a mask request or a loss.
+
+    Old versions of the client's memory are deleted, except the one that the task names.
+    """
     codec = run.method.codec
     masks = StoredMasks(run.memory.folder, client)
     try:
@@ -39,11 +43,13 @@ def answer_letter(run: Run, client: int, letter: Letter) -> Letter:
         return Letter(
             write_resend_request(ResendRequest(client, error.packets), codec),
             codec=name_codec(codec),
+            note={"answers": letter.task_id},
         )
     except WireError as error:
         sentence = f"client {client} could not read its task: {error}"
         return make_loss("unreadable", sentence)
     try:
+        forget_old_versions(run, client, task.memory)
         masks.keep(task, list_masks_to_remember(task, codec))
         memory = run.memory.read(client, task.memory)
         report, remembered = perform(run, task, memory)
@@ -59,7 +65,7 @@ def answer_letter(run: Run, client: int, letter: Letter) -> Letter:
         lost = lose_unreadable(task, error)
         return make_loss(lost.reason, lost.detail)
     # `macs` is for the clock of a simulation, and no part of the message.
-    note: Note = {"macs": outcome.macs, "cost": write_cost(cost)}
+    note: Note = {"answers": letter.task_id, "macs": outcome.macs, "cost": write_cost(cost)}
     return Letter(head, packets, name_codec(codec), note)
 
 
@@ -68,12 +74,14 @@ def _check_codec(given: str, own: str) -> None:
         raise WireError(f"it is encoded with {given}, and this node uses {own}.")
 
 
-def forget_old_versions(run: Run, client: int, *named: str | None) -> None:
-    """Delete old versions of a Flower node's memory, except the newest and those ``named``."""
-    wanted = {memory_file_name(client, version) for version in named if version}
+def forget_old_versions(run: Run, client: int, named: str | None) -> None:
+    """Delete old versions of a Flower node's memory, except the newest and the ``named`` one."""
+    wanted = None
+    if named is not None:
+        wanted = memory_file_name(client, named)
     files = sorted(run.memory.folder.glob(f"client-{client:05d}.*.safetensors"), key=_age)
     for path in files[KEPT:]:
-        if path.name not in wanted:
+        if path.name != wanted:
             with suppress(OSError):
                 path.unlink()
 
