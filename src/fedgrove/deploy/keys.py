@@ -65,6 +65,8 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
     try:
         # Only the user may list it: it holds private keys.
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A folder that was there, or whatever the umask of the user.
+        path.chmod(0o700)
         return _make(path, nodes, all_hosts)
     except FileExistsError as error:
         raise InputError(
