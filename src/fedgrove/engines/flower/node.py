@@ -49,11 +49,11 @@ def answer_letter(run: Run, client: int, letter: Letter) -> Letter:
         sentence = f"client {client} could not read its task: {error}"
         return make_loss("unreadable", sentence)
     try:
-        forget_old_versions(run, client, task.memory)
         masks.keep(task, list_masks_to_remember(task, codec))
         memory = run.memory.read(client, task.memory)
         report, remembered = perform(run, task, memory)
         outcome = store_memory(run, task, report, remembered)
+        forget_old_versions(run, client, task.memory)
     except CLIENT_FAILURES as error:
         # A full disk too: it is the disk of this client only.
         outcome = lose_crashed(task, error)
