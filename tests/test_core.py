@@ -10,7 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgrove.core import Batches, Client, ClientInfo, Outcome, Packet, Report, Task
+from fedgrove.core import (
+    FOLDS,
+    Batches,
+    Client,
+    ClientInfo,
+    Outcome,
+    Packet,
+    Report,
+    Task,
+    assign_folds,
+)
 from fedgrove.data import ClientData
 from fedgrove.data.federation import Examples
 
@@ -30,6 +40,10 @@ def client(n: int = 10, seed: int = 5, dtype: torch.dtype = torch.float32) -> Cl
 
 def indices(one: Client, over: Batches, *purpose: int | str) -> list[list[int]]:
     return [batch.index.tolist() for batch in one.batches(over, *purpose)]
+
+
+def positions(one: Client, over: Batches) -> list[int]:
+    return [i for batch in indices(one, over) for i in batch]
 
 
 # ---- batches -------------------------------------------------------------------------------------
@@ -77,6 +91,46 @@ def test_a_shuffled_order_depends_on_seed_and_purpose_alone() -> None:
     assert one != indices(client(20), over, "probe", 1)
     assert one != indices(client(20, seed=6), over, 0, 1)
     assert one != [list(range(i, i + 4)) for i in range(0, 20, 4)]
+
+
+def test_folds_by_hand() -> None:
+    """Class 0 has 10 examples, one in each fold; the 5 of class 1 are in every other fold, from 1 on.
+
+    Rank r of n examples of a class is in piece 10 r // n, and class c begins c folds later.
+    """
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0])
+    expected = torch.tensor([0, 1, 1, 3, 2, 5, 3, 7, 4, 9, 5, 6, 7, 8, 9])
+    assert torch.equal(assign_folds(y), expected)
+    # Targets that are no classes, and labels of which an example may have several: in order.
+    assert assign_folds(torch.zeros(20, 3)).tolist() == [i // 2 for i in range(20)]
+    assert assign_folds(torch.zeros(0, dtype=torch.int64)).tolist() == []
+
+
+@given(st.integers(10, 60), st.integers(0, 40), st.integers(1, 7))
+def test_in_every_round_another_fold_is_left_out(n: int, round: int, size: int) -> None:
+    seen: list[int] = []
+    for later in range(FOLDS):
+        one = replace(client(n), round=round + later)
+        inside = positions(one, Batches(size=size, fold="in"))
+        outside = positions(one, Batches(size=size, fold="out", shuffle=True))
+        assert sorted(inside + outside) == list(range(n))
+        assert outside
+        assert one.count_seen(Batches(size=size, fold="in")) == len(inside)
+        assert one.count_seen(Batches(size=size, fold="out")) == len(outside)
+        seen += inside
+    assert sorted(seen) == list(range(n))
+
+
+def test_few_examples_are_never_left_out() -> None:
+    one = client(FOLDS - 1)
+    assert indices(one, Batches(fold="in")) == []
+    assert positions(one, Batches(fold="out")) == list(range(FOLDS - 1))
+
+
+def test_a_fold_is_estimated_as_a_tenth() -> None:
+    """Of 65 examples 6 are inside and 59 outside; in batches of 8, with none below 4, 56 are seen."""
+    assert Batches(fold="in").estimate_seen(65) == 6
+    assert Batches(size=8, least=4, fold="out").estimate_seen(65) == 56
 
 
 def test_another_batch_size_cuts_the_same_order() -> None:

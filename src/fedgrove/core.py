@@ -42,7 +42,7 @@ from .seeds import torch_rng
 from .trees import Mask, Tree
 
 if TYPE_CHECKING:
-    from .data import ClientData
+    from .data import ClientData, Examples
     from .nets import Net
     from .nets.layout import Layout
     from .parts.local import LocalTraining
@@ -242,6 +242,34 @@ class Batch(NamedTuple):
     position: Tensor
 
 
+FOLDS = 10
+"""The folds of a client's training data (:func:`assign_folds`)."""
+
+
+def assign_folds(y: Tensor) -> Tensor:
+    """Return the fold of each example, from 0 to ``FOLDS - 1``.
+
+    Every class is cut into ``FOLDS`` pieces in storage order. Examples that follow each other, such
+    as overlapping windows of a recording, are therefore in the same fold, except at the ends of
+    pieces. Targets that are not classes count as one class.
+
+    >>> assign_folds(torch.zeros(20, dtype=torch.int64)).tolist()
+    [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9]
+    """
+    labels = torch.zeros(len(y), dtype=torch.int64)
+    if y.dim() == 1 and not y.is_floating_point():
+        labels = torch.unique(y, return_inverse=True)[1]
+    counts = torch.bincount(labels)
+    starts = counts.cumsum(0) - counts
+    order = torch.argsort(labels, stable=True)
+    in_order = labels[order]
+    piece = (torch.arange(len(y)) - starts[in_order]) * FOLDS // counts[in_order]
+    folds = torch.empty_like(labels)
+    # Shifted by class: the first pieces of classes with few examples are not all in fold 0.
+    folds[order] = (piece + in_order) % FOLDS
+    return folds
+
+
 @dataclass(frozen=True)
 class Batches:
     """Which examples a stage sees: the split, the order, the batch size, the number of batches."""
@@ -253,6 +281,9 @@ class Batches:
     """At most this many batches. Without ``shuffle`` these are the first rows in storage order."""
     least: int = 1
     """A last batch with fewer examples is skipped (BatchNorm cannot train on one example)."""
+    fold: Literal["all", "in", "out"] = "all"
+    """All examples; those of the round's fold, number ``round % FOLDS``; or those outside it. A
+    client with fewer than ``FOLDS`` examples has none in the fold."""
 
     def seen(self, count: int) -> int:
         """Return how many of ``count`` examples one pass uses.
@@ -269,6 +300,12 @@ class Batches:
         if 0 < remainder < self.least:
             return count - remainder
         return count
+
+    def estimate_seen(self, examples: int) -> int:
+        """Return about how many of a client's examples one pass uses, without its data."""
+        inside = examples // FOLDS
+        counts = {"all": examples, "in": inside, "out": examples - inside}
+        return self.seen(counts[self.fold])
 
 
 @dataclass(frozen=True)
@@ -290,6 +327,8 @@ class Client:
     """The seed of this client in this task, derived from (seed, round, client, verb)."""
     nets: Mapping[str, Net] = field(default_factory=dict)
     """All networks of the method by name; ``net`` is the one called "model"."""
+    round: int = 0
+    """The round of the task; the fold of training data depends on it."""
 
     @property
     def layout(self) -> Layout:
@@ -303,13 +342,33 @@ class Client:
             over: The split, batch size and whether to shuffle.
             purpose: What the pass is for; the shuffle depends on it and on ``seed`` only.
         """
-        count = len(getattr(self.data, over.split))
+        examples = getattr(self.data, over.split)
+        positions = self._find_fold(examples, over.fold)
+        count = len(examples) if positions is None else len(positions)
         if over.shuffle:
             generator = torch_rng(self.seed, "shuffle", *purpose)
             order = torch.randperm(count, generator=generator)
         else:
             order = torch.arange(count)
+        if positions is not None:
+            order = positions[order]
         return order[: over.seen(count)]
+
+    def count_seen(self, over: Batches) -> int:
+        """Return how many examples one pass uses."""
+        examples = getattr(self.data, over.split)
+        positions = self._find_fold(examples, over.fold)
+        return over.seen(len(examples) if positions is None else len(positions))
+
+    def _find_fold(self, examples: Examples, fold: str) -> Tensor | None:
+        """Return the positions inside or outside the round's fold; None for all examples."""
+        if fold == "all":
+            return None
+        inside = examples.folds == self.round % FOLDS
+        if len(examples) < FOLDS:
+            # A fold would be one example, and every example would be missed every few rounds.
+            inside = torch.zeros_like(inside)
+        return (inside if fold == "in" else ~inside).nonzero().flatten()
 
     def batches(self, over: Batches, *purpose: int | str) -> Iterator[Batch]:
         """Yield the batches of one pass over a split; arguments as for :meth:`order`."""
@@ -368,6 +427,9 @@ class Train:
     trees are narrowed with the network. For example a teacher's, which ``out.whole`` runs."""
     frozen: str = ""
     """A tree of the carry that names the parameters and buffers to keep unchanged; "": none."""
+    leaves_out_fold: bool = False
+    """Whether the round's fold is left out, so that ``Batches("train", fold="in")`` can score what
+    is trained without a hold-out of its own."""
 
     @property
     def mask_name(self) -> str:

@@ -19,8 +19,8 @@ from torch import nn
 from . import api
 from .core import AnyMethod
 from .data import from_arrays
-from .data.split import VALIDATION
 from .errors import InputError, check, unknown
+from .options.groups import VALIDATION
 from .runs.model import Model, client_number, r2
 from .runs.result import Result
 

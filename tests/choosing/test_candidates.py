@@ -120,10 +120,16 @@ def test_a_method_says_itself_what_it_cannot() -> None:
 
 
 def test_tasks() -> None:
-    mixed = fg.load("digits", clients=2), fg.load("digits:turned", clients=2)
-    both = data.mix({"straight": mixed[0], "turned": mixed[1]})
+    straight = fg.load("digits", clients=2, validation=0.2)
+    turned = fg.load("digits:turned", clients=2, validation=0.2)
+    both = data.mix({"straight": straight, "turned": turned})
     plan = planned(data=both, clients=None, cohort=None, rounds=4)
     assert "fedapta" in [fit.method for fit in plan.chosen]
+
+
+def test_a_federation_without_validation_data_is_refused() -> None:
+    with pytest.raises(InputError, match=r"load the federation with validation=0\.2, or"):
+        tried(data=fg.load("digits", clients=2), clients=None, cohort=None)
 
 
 def test_metrics_that_have_no_mean() -> None:

@@ -113,7 +113,7 @@ def test_hindsight_is_on_test_data(chosen: Choice) -> None:
         assert summary is not None
         assert summary["rounds"] == 4
         # As the command that is printed has it.
-        assert summary["validation"] == 0.1
+        assert summary["validation"] == 0
         means.append(summary["finetune"][str(best["epochs"])]["accuracy_mean"])
     assert best["test"] == pytest.approx(sum(means) / 2, abs=1e-6)
     assert back["behind"] == pytest.approx(best["test"] - back["pick_test"], abs=1e-6)

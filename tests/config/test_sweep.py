@@ -433,9 +433,9 @@ def test_everything_is_checked_before_a_folder_is_made(tmp_path: Path) -> None:
 
 def test_federations_are_shared_only_where_the_share_of_validation_is_the_same() -> None:
     federations = Federations()
-    tenth = Experiment(FedAvg(), clients=4)
-    whole = Experiment(FedAvg(), clients=4, validation=0)
-    assert federations.of(tenth) is federations.of(Experiment(FedAvg(), clients=4, rounds=9))
+    tenth = Experiment(FedAvg(), clients=4, validation=0.1)
+    whole = Experiment(FedAvg(), clients=4)
+    assert federations.of(whole) is federations.of(Experiment(FedAvg(), clients=4, rounds=9))
     assert sum(len(c.validation) for c in federations.of(tenth).clients.values()) > 0
     assert sum(len(c.validation) for c in federations.of(whole).clients.values()) == 0
 

@@ -96,15 +96,15 @@ def test_the_run_words_are_there_for_people() -> None:
     words = read_run_table(to_toml(Experiment(LGFedAvg(), "motion", "mlp", rounds=7)))
     assert words == {
         "method": "lg-fedavg", "data": "motion", "net": "mlp", "rounds": 7,
-        "validation": 0.1, "finetune": [0], "standardise": True, "seed": 0, "evaluate": 1,
+        "validation": 0.0, "finetune": [0], "standardise": True, "seed": 0, "evaluate": 1,
         "quorum": 0.0, "norm_bound": 100.0, "freeze": 0.0, "per_task": False,
     }  # fmt: skip
 
 
 def test_a_config_by_hand_may_name_the_method_only() -> None:
     assert from_toml('[run]\nmethod = "fedprox"\nrounds = 4') == Experiment(FedProx(), rounds=4)
-    whole = from_toml('[run]\nmethod = "fedprox"\nvalidation = 0')
-    assert whole == Experiment(FedProx(), validation=0.0)
+    whole = from_toml('[run]\nmethod = "fedprox"\nvalidation = 0.1')
+    assert whole == Experiment(FedProx(), validation=0.1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -208,14 +208,15 @@ def test_the_share_of_validation_is_a_word(tmp_path):
             check_shape(f)
             for c in f.clients.values():
                 assert (len(c.train), len(c.validation), len(c.test)) == (24 - n, n, 6)
-    assert data.load("digits").validation == 0.1
+    assert data.load("digits").validation == 0
 
 
 def test_clients_without_validation_examples_are_counted_in_a_note():
     # Client 0 has two blocks of each class, too few for validation; client 1 has four.
     block = np.repeat(np.arange(18), 5)
     client = (block >= 6).astype(int)
-    f = data.from_arrays(block[:, None].astype(float), block % 3, client, block=block)
+    x = block[:, None].astype(float)
+    f = data.from_arrays(x, block % 3, client, block=block, validation=0.1)
     assert [len(c.validation) for c in f.clients.values()] == [0, 15]
     assert f.notes == ("1 of 2 clients have no validation examples",)
 

@@ -29,7 +29,7 @@ def test_uci_har():
     assert dataset.x.shape == (10299, 9, 128)
     assert np.bincount(dataset.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
     assert len(np.unique(dataset.block)) == 857
-    f = data.load("uci-har", data_dir=FOLDER)
+    f = data.load("uci-har", data_dir=FOLDER, validation=0.1)
     assert (len(f.clients), f.shape, f.classes, f.notes) == (30, (9, 128), 6, ())
     assert all(len(c.test.y.unique()) == 6 for c in f.clients.values())
     assert all(len(c.validation.y.unique()) == 6 for c in f.clients.values())

@@ -9,6 +9,7 @@ from fedgrove.errors import InputError
 
 LENGTH = 8
 STEP = 4
+SHARE = 0.1
 
 
 def parts_of(rows):
@@ -36,7 +37,7 @@ def recordings(draw):
 @settings(deadline=None, max_examples=150)
 def test_blocks_never_put_a_raw_sample_on_both_sides(dataset, seed):
     owned = [np.flatnonzero(dataset.user == u) for u in np.unique(dataset.user)]
-    done = split.split(dataset, owned, "blocks", seed)
+    done = split.split(dataset, owned, "blocks", seed, SHARE)
     test = samples(dataset, np.concatenate([r.test for r in done] or [[]]).astype(int))
     for rows, mine in zip(done, owned, strict=True):
         assert not samples(dataset, rows.train) & test
@@ -66,7 +67,7 @@ def test_nor_between_clients_that_share_a_recording(dataset, seed, clients):
         partition.parse("iid"), label, size, clients, np.random.default_rng(seed)
     )
     owned = [np.flatnonzero(np.isin(dataset.block, units)) for units in dealt]
-    done = split.split(dataset, owned, "blocks", seed)
+    done = split.split(dataset, owned, "blocks", seed, SHARE)
     test = samples(dataset, np.concatenate([r.test for r in done]))
     validation = samples(dataset, np.concatenate([r.validation for r in done]))
     train = samples(dataset, np.concatenate([r.train for r in done]))
@@ -79,7 +80,7 @@ def test_nor_between_clients_that_share_a_recording(dataset, seed, clients):
 @settings(deadline=None)
 def test_random_uses_every_row_once_and_is_stratified(y, seed):
     dataset = Dataset(np.zeros((len(y), 1)), y, tuple("abcde"))
-    (rows,) = split.split(dataset, [np.arange(len(y))], "random", seed)
+    (rows,) = split.split(dataset, [np.arange(len(y))], "random", seed, SHARE)
     assert sorted(np.concatenate(parts_of(rows)).tolist()) == list(range(len(y)))
     for c, n in zip(*np.unique(y, return_counts=True), strict=True):
         assert (y[rows.test] == c).sum() == min(max(round(0.2 * n), 1), n - 1)
@@ -93,7 +94,8 @@ def test_by_hand():
     # 10 of class 0 and 30 of class 1: test 2 and 6, rest 8 and 24; a tenth of 32 is 3: 0.8 and 2.4
     # by largest remainder are 1 and 2; train 7 and 22.
     y = np.repeat([0, 1], [10, 30])
-    (rows,) = split.split(Dataset(np.zeros((40, 1)), y, ("a", "b")), [np.arange(40)], "random", 5)
+    dataset = Dataset(np.zeros((40, 1)), y, ("a", "b"))
+    (rows,) = split.split(dataset, [np.arange(40)], "random", 5, SHARE)
     assert [np.bincount(y[p]).tolist() for p in parts_of(rows)] == [[7, 22], [1, 2], [2, 6]]
 
 
@@ -106,7 +108,7 @@ def test_blocks_by_hand():
     rows = Dataset(np.zeros((LENGTH + 14 * STEP, 1)), zeros, ("a",), zeros)
     dataset = cut_windows(rows, LENGTH, STEP)
     for seed in range(8):
-        (rows,) = split.split(dataset, [np.arange(15)], "blocks", seed)
+        (rows,) = split.split(dataset, [np.arange(15)], "blocks", seed, SHARE)
         first = rows.test[0]
         assert rows.test.tolist() == [first, first + 1, first + 2]
         assert first % 3 == 0
@@ -123,10 +125,10 @@ def test_the_draw_depends_on_the_seed_and_the_client_alone():
     dataset = Dataset(np.zeros((200, 1)), y, tuple("abcd"))
     mine = np.arange(100)
     other = np.arange(100, 200)
-    alone = split.split(dataset, [mine], "random", 1)[0]
-    both = split.split(dataset, [mine, other], "random", 1)[0]
+    alone = split.split(dataset, [mine], "random", 1, SHARE)[0]
+    both = split.split(dataset, [mine, other], "random", 1, SHARE)[0]
     assert alone.test.tolist() == both.test.tolist()
-    assert alone.test.tolist() != split.split(dataset, [mine], "random", 2)[0].test.tolist()
+    assert alone.test.tolist() != split.split(dataset, [mine], "random", 2, SHARE)[0].test.tolist()
 
 
 def test_very_unequal_blocks_do_not_hand_the_test_part_the_large_one():
@@ -136,7 +138,7 @@ def test_very_unequal_blocks_do_not_hand_the_test_part_the_large_one():
         np.zeros((42, 1)), y, ("a",), block=block, start=block * 1000 + np.arange(42), reach=1
     )
     for seed in range(5):
-        (rows,) = split.split(dataset, [np.arange(42)], "blocks", seed)
+        (rows,) = split.split(dataset, [np.arange(42)], "blocks", seed, SHARE)
         assert rows.test.tolist() == [40, 41]
 
 
@@ -158,7 +160,7 @@ def test_validation_holds_whole_chains_as_test_does():
     # chain that test left of class 2 and that of class 3 stay in training.
     dataset = chains([10] * 5, [10] * 3, [10] * 2, [10])
     for seed in range(8):
-        (rows,) = split.split(dataset, [np.arange(110)], "blocks", seed)
+        (rows,) = split.split(dataset, [np.arange(110)], "blocks", seed, SHARE)
         assert np.bincount(dataset.y[rows.test], minlength=4).tolist() == [10, 10, 10, 0]
         assert np.bincount(dataset.y[rows.validation], minlength=4).tolist() == [10, 10, 0, 0]
         assert np.bincount(dataset.y[rows.train], minlength=4).tolist() == [30, 10, 10, 10]
@@ -204,7 +206,7 @@ def test_a_mixed_block_that_holds_all_of_a_class_goes_back_to_training():
         np.zeros((12, 1)), y, ("a", "b"), block=block, start=block * 9 + np.arange(12), reach=1
     )
     for seed in range(12):
-        (rows,) = split.split(dataset, [np.arange(12)], "blocks", seed)
+        (rows,) = split.split(dataset, [np.arange(12)], "blocks", seed, SHARE)
         assert 11 not in rows.validation
 
 

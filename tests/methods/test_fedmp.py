@@ -181,12 +181,12 @@ def test_clients_train_smaller_models_and_say_how_long_it_took(tmp_path: Path) -
     assert narrow > 5
 
 
-def test_without_validation_data_no_bandit_learns(tmp_path: Path) -> None:
+def test_with_too_few_examples_for_a_fold_no_bandit_learns(tmp_path: Path) -> None:
     run = tiny(tmp_path)
     clients = {}
     for k, data in run.federation.clients.items():
-        none = Examples(data.validation.x[:0], data.validation.y[:0])
-        clients[k] = replace(data, validation=none)
+        few = Examples(data.train.x[:9], data.train.y[:9])
+        clients[k] = replace(data, train=few, info=replace(data.info, examples=9))
     run = replace(run, federation=replace(run.federation, clients=clients))
     state = play(run, Serial())
     assert state.loss is None

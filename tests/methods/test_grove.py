@@ -150,7 +150,8 @@ def test_the_client_by_hand(tmp_path: Path) -> None:
     assert trees.identical(outcome.memory["held"], shared(run))
     assert set(outcome.memory["kept"]) == set(client.layout.head)
     # It goes on from there, and what it uses is half of its last step from the model.
-    used = run.method.client.use({**outcome.memory, "change": zeros(run)}, client)["model"]
+    again = run.client(task, dict(outcome.memory))
+    used = run.method.client.use({**outcome.memory, "change": zeros(run)}, again)["model"]
     moved = used["fc1.bias"] - client.start["fc1.bias"]
     assert moved[:3].tolist() == pytest.approx([1.5, -1.0, 0.5])
 

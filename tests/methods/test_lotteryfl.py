@@ -60,10 +60,10 @@ def client(net: Net = NET) -> Client:
 
 
 def drawn(method: LotteryFL, correct: float, mask: torch.Tensor | None = None, net: Net = NET):
-    """A client that gets ``correct`` of 10 validation examples right draws its ticket."""
+    """A client that gets ``correct`` of 10 examples right draws its ticket."""
     carry = {
         "model": {"weight": row(5.0, -1.0, 2.0, -4.0, 3.0), "bias": torch.tensor([9.0])},
-        "validation": {"correct": torch.tensor(correct), "total": torch.tensor(10.0)},
+        "scores": {"correct": torch.tensor(correct), "total": torch.tensor(10.0)},
     }
     if mask is not None:
         carry["model.mask"] = {"weight": mask}
@@ -106,21 +106,25 @@ def test_where_less_is_better_the_threshold_is_the_most_there_may_be() -> None:
     net.problem = numbers(metric="mae")
     carry = {
         "model": {"weight": row(5.0, -1.0, 2.0, -4.0, 3.0), "bias": torch.tensor([9.0])},
-        "validation": {"value": torch.tensor(20.0), "total": torch.tensor(10.0)},
+        "scores": {"value": torch.tensor(20.0), "total": torch.tensor(10.0)},
     }
     assert "ticket.mask" in LotteryFL(threshold=2.0)._draw(dict(carry), client(net))
     assert "ticket.mask" not in LotteryFL(threshold=1.9)._draw(dict(carry), client(net))
 
 
-def test_without_validation_data_nothing_is_pruned(tmp_path: Path) -> None:
-    """Nor looked up elsewhere: test data never decide."""
-    run = make_run(LotteryFL(threshold=0.0), tmp_path, dtype=torch.float32)
+def test_training_data_alone_decide(tmp_path: Path) -> None:
+    """Neither validation nor test data: with wrong labels in both, every ticket stays the same."""
+    run = make_run(LotteryFL(threshold=0.3), tmp_path / "right", dtype=torch.float32)
     clients = {}
     for k, data in run.federation.clients.items():
-        none = Examples(data.validation.x[:0], data.validation.y[:0])
-        clients[k] = replace(data, validation=none)
-    run = replace(run, federation=replace(run.federation, clients=clients))
-    assert play(run, Serial()).tickets == {}
+        validation = Examples(data.validation.x, 1 - data.validation.y.clamp(max=1))
+        test = Examples(data.test.x, 1 - data.test.y.clamp(max=1))
+        clients[k] = replace(data, validation=validation, test=test)
+    other = make_run(LotteryFL(threshold=0.3), tmp_path / "wrong", dtype=torch.float32)
+    other = replace(other, federation=replace(run.federation, clients=clients))
+    tickets = play(run, Serial()).tickets
+    assert tickets
+    assert trees.identical(tickets, play(other, Serial()).tickets)
 
 
 def test_the_mean_by_hand() -> None:

@@ -40,8 +40,8 @@ def test_all_of_table_1_are_run_alike(data: str) -> None:
     for row in found.values():
         asked = row.experiment
         assert (asked.data, asked.rounds, asked.cohort, asked.evaluate) == (data, 50, 10, 0)
-        # The same examples for all, though only grove looks at validation data.
-        assert (asked.finetune, asked.validation, asked.split) == ((0, 3, 25), 0.1, None)
+        # All train on everything that is not test data.
+        assert (asked.finetune, asked.validation, asked.split) == ((0, 3, 25), 0, None)
         assert asked.method.local is None
     assert [row.name for row in found.values() if row.lead] == ["grove"]
     assert found["grove"].experiment.method == Grove()

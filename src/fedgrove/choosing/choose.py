@@ -214,7 +214,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         rounds = federations.defaults(base).rounds
     base = replace(base, rounds=rounds)
     base_plan = plan(base, Path(), federations)
-    _check_can_be_judged(base_plan.run)
+    _check_can_be_judged(base_plan.run, isinstance(options.data, Federation))
     chosen, left_out = fitting(base, names, settings, wanted, federations)
     if not chosen:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
@@ -258,8 +258,13 @@ def _choose_trial_rounds(trial: int | None, rounds: int) -> int:
     return trial
 
 
-def _check_can_be_judged(run: Any) -> None:
-    """Refuse data on which methods cannot be compared."""
+def _check_can_be_judged(run: Any, is_divided: bool) -> None:
+    """Refuse data on which methods cannot be compared.
+
+    Args:
+        run: A run on the data.
+        is_divided: Whether a federation was given, whose clients are divided already.
+    """
     federation = run.federation
     if len(run.infos) < 2:
         raise InputError("there is only one client; train it alone: fedgrove run local.")
@@ -273,9 +278,12 @@ def _check_can_be_judged(run: Any) -> None:
             )
     has_validation = any(len(federation.clients[k].validation.y) for k in run.scored)
     if not has_validation:
+        remedy = "give --validation 0.2"
+        if is_divided:
+            remedy = "load the federation with validation=0.2"
         raise InputError(
-            "no client has validation examples, and the choice is made on these; give --validation "
-            "0.2, or clients with more examples."
+            f"no client has validation examples, and the choice is made on these; {remedy}, or "
+            "clients with more examples."
         )
 
 

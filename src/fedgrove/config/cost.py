@@ -427,7 +427,7 @@ def _macs(run: Run, method: AnyMethod, task: Task, computed: Computed, examples:
     total = 0
     for stage, (_, per_example) in zip(stages, computed, strict=True):
         over, epochs = find_pass(run.nets[stage.net], stage)
-        total += per_example * epochs * over.seen(examples)
+        total += per_example * epochs * over.estimate_seen(examples)
     return total
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, check, list_some, unknown
+from ..options.groups import VALIDATION
 from ..problems import CLASSES, LABELS, Problem, Unit, numbers
 from ..seeds import numpy_rng
 from . import partition as partitions
@@ -34,7 +35,7 @@ class Choices:
     partition: str | None = None
     scenario: str | None = None
     split: str | None = None
-    validation: float = splits.VALIDATION
+    validation: float = VALIDATION
     clients: int | None = None
     devices: Devices = Devices()
     standardise: bool = True
@@ -270,7 +271,8 @@ def _take_targets(dataset: Dataset, rows: Ints, y: Ints, preparation: Preparatio
     targets = dataset.targets[rows].astype(np.float32)
     if dataset.ahead:
         # Channels on the second axis: samples that follow the input are scaled as it is.
-        samples = targets.reshape(len(rows), -1, dataset.ahead)
+        # Not -1, which numpy cannot work out where a part has no rows.
+        samples = targets.reshape(len(rows), targets.shape[1] // dataset.ahead, dataset.ahead)
         return torch.from_numpy(preparation.scale(samples)).flatten(1)
     return torch.from_numpy(targets)
 

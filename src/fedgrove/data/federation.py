@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import ClientInfo
+from ..core import ClientInfo, assign_folds
 from ..errors import InputError, shown, unknown
+from ..options.groups import VALIDATION
 from ..problems import CLASSES, AnyProblem
 from .preparation import IDENTITY, Preparation
-from .split import VALIDATION
 
 if TYPE_CHECKING:
     from .devices import BandwidthTraces
@@ -45,6 +45,11 @@ class Examples:
     def __len__(self) -> int:
         # Not `len`, which takes three microseconds for a tensor: this is called a lot.
         return self.y.shape[0]
+
+    @cached_property
+    def folds(self) -> Tensor:
+        """The fold of each example, for methods that score on training data in turn."""
+        return assign_folds(self.y)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..options.groups import VALIDATION
 from .arrays import ArrayData, OwnDataOptions, choose_defaults, make_dataset
 from .build import Choices, build
 from .dataset import Dataset
@@ -19,7 +20,6 @@ from .mix import divide_clients, mix_by_name, names_several, split_names, split_
 from .named_set import is_path, read_dataset
 from .scenario import parse as parse_scenario
 from .sets import OPTIONS, SETS, unknown_set
-from .split import VALIDATION
 
 
 def names() -> list[str]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import check
+from ..options.groups import VALIDATION
 from ..seeds import numpy_rng
 from .dataset import Dataset, Ints, find_overlaps
 
 KINDS = ("blocks", "random")
 TEST = 0.2
 """Share of a client's rows that is held out for testing."""
-VALIDATION = 0.1
-"""Default share that is held out for validation, of the rows outside the test part."""
 MAX_VALIDATION = 0.5
 """The largest share for validation: training has at least as many rows."""
 

@@ -20,11 +20,11 @@ from ..config.plan import plan
 from ..config.toml import from_toml
 from ..core import Lost
 from ..data import Federation
-from ..data.split import VALIDATION
 from ..engines.flower import messages
 from ..engines.flower.engine import Flower, ask
 from ..engines.flower.messages import Head
 from ..errors import EngineError, FedgroveError, InputError, check
+from ..options.groups import VALIDATION
 from ..runs.folder import RunFolder
 from ..runs.lockstep import Watch
 from ..runs.result import Result

@@ -334,7 +334,7 @@ def count_macs(net: Net, stage: Train | Measure, thin: SmallNet | None) -> int:
 def count_examples(run: Run, stage: Train | Measure, client: Client) -> int:
     """Count the examples that a stage sees when an engine runs it, once per epoch."""
     over, epochs = find_pass(run.nets[stage.net], stage)
-    return epochs * over.seen(len(getattr(client.data, over.split)))
+    return epochs * client.count_seen(over)
 
 
 def find_pass(net: Net, stage: Train | Measure) -> tuple[Batches, int]:

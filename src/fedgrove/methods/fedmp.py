@@ -15,7 +15,8 @@ as it was. Then each bandit learns::
     T_k  = computing + 2 sending: seconds by device, sub-model and examples       -> seconds
     r_k  = max(0, F_{t-1} - F_t) / max(|T_k - mean T| / mean T, .1)               -> rewarded
 
-F is the mean validation loss of the trained sub-models. A client uses the whole model. If ``most``
+F is the mean loss of the trained sub-models on the round's folds: a tenth of D_k, another one in
+each round, on which w_k was not trained in that round. A client uses the whole model. If ``most``
 is 0 this is FedAvg.
 
 - Shared: the model; each client trains the largest channels, as many as a bandit finds worth its
@@ -281,14 +282,17 @@ class FedMP(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train and send, with the loss and the time it took; to use the model, nothing."""
-        return {
-            "train": (
-                Train(self.objective, self.local),
-                Measure("loss", losses_of, Batches("validation"), of="local"),
-                Give(self._send, expected_time),
-            ),
-            "use": (),
-        }[verb]
+        if verb != "train":
+            return {"use": ()}[verb]
+        give = Give(self._send, expected_time)
+        if self.most == 0:
+            # Bandits with a single choice need no loss.
+            return (Train(self.objective, self.local), give)
+        return (
+            Train(self.objective, self.local, leaves_out_fold=True),
+            Measure("loss", losses_of, Batches("train", fold="in"), of="local"),
+            give,
+        )
 
     def _send(self, carry: Carry, client: Client) -> Outcome:
         """The sub-model under the mask it came with, its loss, and its time."""
@@ -297,8 +301,8 @@ class FedMP(CommonParts):
         thin = find_small_net(client.net, mask)
         layout = client.layout if thin is None else thin.net.layout
         metrics = {"seconds": seconds(client.info, layout.macs, layout.size, epochs)}
-        sums = carry["loss"]
-        # Without validation data a client reports no loss, nor if that is not finite.
+        sums = carry.get("loss", {})
+        # Without examples in the fold a client reports no loss, nor if that is not finite.
         if sums:
             loss = float(sums["loss"] / sums["examples"])
             if math.isfinite(loss):

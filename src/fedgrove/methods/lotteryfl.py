@@ -5,14 +5,15 @@ Learning", SEC 2021, and arXiv 2008.03371).
 Round :math:`t`, cohort :math:`S_t`; client k begins with :math:`M_k` = everything::
 
     u_k  = w M_k                                                                   -> deliver
-    if k's validation accuracy of u_k reaches ``threshold``, and M_k is above ``density``:
+    if k's training accuracy of u_k reaches ``threshold``, and M_k is above ``density``:
         M_k = M_k without the share ``rate`` of smallest |u_k| in each layer       -> prune
         u_k = w_0 M_k, the initial weights                                         -> draw
     w_k  = E epochs of min CE(u; D_k) from u_k, under M_k                          -> Train
     w_j  = sum_k n_k m_kj w_kj / sum_k n_k m_kj over those who have j              -> WeightedMean
 
-A client uses w M_k. The server remembers every ticket, one bit a weight, so that only what is in it
-travels. Both sides draw w_0 from the seed. With density 1 this is FedAvg.
+The accuracy is that of the model as it arrives, before this client trains it. A client uses w M_k.
+The server remembers every ticket, one bit a weight, so that only what is in it travels. Both sides
+draw w_0 from the seed. With density 1 this is FedAvg.
 
 - Shared: the model; each client has a sparse part of it, found by pruning and starting again.
 - A client uses: its own part.
@@ -74,7 +75,8 @@ class LotteryFL(CommonParts):
     rate: float = 0.1
     """The share of the weights in use that a client prunes at a time."""
     threshold: float = 0.2
-    """A client prunes only if the metric on its validation data is at least as good as this."""
+    """A client prunes only if the metric on its training data, before it trains, is at least as
+    good as this."""
 
     sends_later = "choose the mask of 'model' from their data"
 
@@ -140,7 +142,7 @@ class LotteryFL(CommonParts):
         return {
             "train": (Train(self.objective, self.local), Give(send_sparse)),
             "train:ticket": (
-                Measure("validation", scores, Batches("validation")),
+                Measure("scores", scores, Batches("train")),
                 Edit(self._draw),
                 train,
                 Give(send_ticket, model_with_own_mask),
@@ -152,7 +154,7 @@ class LotteryFL(CommonParts):
         """A smaller ticket at the initial weights, if the model is good enough; else as it came."""
         model = carry["model"]
         mask = carry.get("model.mask")
-        if not self._is_good(carry["validation"], client):
+        if not self._is_good(carry["scores"], client):
             same = {**carry, "ticket": model}
             return same if mask is None else {**same, "ticket.mask": mask}
         smaller: Mask = {}
@@ -163,9 +165,7 @@ class LotteryFL(CommonParts):
         return {**carry, "ticket": client.start, "ticket.mask": smaller}
 
     def _is_good(self, sums: Tree, client: Client) -> bool:
-        """Whether the metric reaches the threshold; without validation data it is not known to."""
-        if not sums:
-            return False
+        """Whether the metric reaches the threshold."""
         problem = client.net.problem
         task = client.info.task
         metric = problem.for_task(task).metric

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Settings = Mapping[str, Any] | Sequence[str]
 """Settings of a method: ``{"mu": 0.1}``, or ``["mu=0.1"]`` as the command line has them."""
 
-VALIDATION = 0.1
-"""Share held out for validation by default."""
+VALIDATION = 0.0
+"""Share held out for validation by default: clients train on everything that is not test data."""
 NORM_BOUND = 100.0
 """How many times longer than the recent median an update may be by default."""
 

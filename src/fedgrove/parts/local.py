@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -246,7 +246,8 @@ def batches_of(net: Net, stage: Train) -> Batches:
     """Return the training data in the batches of the local training recipe."""
     # BatchNorm cannot train on a batch of one: a single example has no variance.
     least = 2 if net.layout.batch_norm else 1
-    return Batches("train", recipe(stage).batch, shuffle=True, least=least)
+    fold: Literal["all", "out"] = "out" if stage.leaves_out_fold else "all"
+    return Batches("train", recipe(stage).batch, shuffle=True, least=least, fold=fold)
 
 
 def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:

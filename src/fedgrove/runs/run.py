@@ -155,7 +155,9 @@ class Run:
         # something in addition draws what it would draw without.
         purpose = task.verb.partition(":")[0]
         seed = seeds.derive(self.seed, task.round, task.to, purpose, *attempt_seed(task.attempt))
-        return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
+        return Client(
+            task.to, data.info, data, memory, self.net, self.params, seed, self.nets, task.round
+        )
 
     def task_of(self, client: int, round: int) -> str:
         """Return a client's task in a mixed federation, which it may switch by round; else ""."""

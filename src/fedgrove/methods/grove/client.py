@@ -79,7 +79,7 @@ class GroveClient:
     def begin(self, carry: Carry, client: Client) -> Carry:
         """Grove: start from the group's model with the client's own head.
 
-        The carry also gets the model that the client itself would use.
+        The carry also gets the personal model, where the client has one.
 
         Where channels are removed, their weights are 0 in all of these.
         """
@@ -94,34 +94,40 @@ class GroveClient:
                 rest[name] = tree
         shared, rest = receive(rest, trees.pick(client.start, weights))
         # Taken out, so that old and new clients have equal sets of trees, and train at once. (The
-        # error of the last update is read from the memory when it is needed.)
+        # error of the last update and the last step are read from the memory when needed.)
         rest.pop("left", None)
+        rest.pop("step", None)
         kept = rest.pop("kept", {})
         statistics = rest.pop("statistics", {})
         # The last one wins: the start, over it the client's own layers, over them what is shared.
         complete = {**client.start, **kept, **statistics, **shared}
         model = trees.pick(complete, client.layout.shapes)
-        step = rest.pop("step", None)
         personal = rest.pop("personal", model)
-        offset = model
-        if step is not None:
-            offset = dict(model)
-            for name in weights:
-                # In the product's memory: to allocate more takes longer than the sum.
-                offset[name] = (self.keep * step[name]).add_(model[name])
         if sent_mask:
             channels = read_packet_channels(Packet({}, sent_mask), find_groups(client.net))
             mask = make_channel_mask(client.net, channels)
             rest["model.mask"] = mask
             model = trees.apply_mask(model, mask)
             personal = trees.apply_mask(personal, mask)
-            offset = trees.apply_mask(offset, mask)
         rest["model"] = model
-        if self.has_offset:
-            rest["offset"] = offset
         if self.has_personal_model:
             rest["personal"] = personal
         return rest
+
+    def make_offset(self, carry: Carry, client: Client) -> Carry:
+        """Grove: add the group's model with a part of the step that was just trained."""
+        weights, _ = self.shared_names(client.layout)
+        step = trees.sub(trees.pick(carry["local"], weights), trees.pick(carry["model"], weights))
+        # The layers that stay on the client are those that were trained.
+        return {**carry, "offset": self._move(carry["local"], carry["model"], step)}
+
+    def _move(self, own: Tree, model: Tree, step: Tree) -> Tree:
+        """Return ``own`` with the shared weights at the group's model plus a part of the step."""
+        offset = dict(own)
+        for name, leaf in step.items():
+            # In the product's memory: to allocate more takes longer than the sum.
+            offset[name] = (self.keep * leaf).add_(model[name])
+        return offset
 
     def compare(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         r"""Grove: how much better the offset is than the personal model, summed over a batch.
@@ -140,7 +146,11 @@ class GroveClient:
         """Grove: the personal model, or the group's with a part of the client's last step."""
         begun = self.begin(carry, client)
         choice = begun.pop("choice", {})
-        offset = begun.pop("offset", begun["model"])
+        step = client.memory.get("step")
+        offset = begun["model"]
+        if self.has_offset and step is not None:
+            offset = self._move(offset, offset, step)
+            offset = trees.apply_mask(offset, begun.get("model.mask", {}))
         personal = begun.pop("personal", begun["model"])
         takes_personal = self.own == "pulled"
         if choice:
@@ -195,7 +205,7 @@ class GroveClient:
             return {}
         tried = float(carry["merit"]["tried"])
         better = float(carry["merit"]["better"]) / max(1.0, tried)
-        # A client without validation data, or with a loss that is not finite, does not vote.
+        # A client without examples in the fold, or with a loss that is not finite, does not vote.
         if tried == 0 or not math.isfinite(better):
             return {}
         # With a loss below 0, which a user's own problem may have, it may be any number.
@@ -217,11 +227,3 @@ class GroveClient:
             dtype = next(iter(head.values())).dtype
             packets["evidence"] = ExpectedPacket({"scores.head": (dtype, (trees.size(head),))})
         return ExpectedReport(packets, optional={"better": (-1.0, 1.0), "tried": (0.0, 1e9)})
-
-
-def without_offset(carry: Carry, client: Client) -> Carry:
-    """Grove: train without the offset, which was compared.
-
-    No objective reads it: an engine need not carry it to its device, twice in every round.
-    """
-    return {name: tree for name, tree in carry.items() if name != "offset"}

@@ -19,7 +19,8 @@ C takes the largest share of each layer, each as a sign times one magnitude (-> 
 shares are given, or follow from a budget of bytes (-> byte_budget).
 
 A client uses v_k, or its group's model with a part of its last step, (V_k + keep (x_k - V_k),
-h_k): the group takes what did better on its members' validation data (-> compare, add_merits).
+h_k): the group takes what did better on a tenth of its members' training data, another one in each
+round, that both were not trained on in that round (-> compare, add_merits).
 Clients are divided into groups when what their heads do in one half of their reports shows again in
 the other half (-> head_evidence, HeldOutGroups); a client nearer to another group moves there. A
 group's model may lose its weakest channels, and a client whose device is too small for it has fewer
@@ -73,7 +74,7 @@ from ...wire.codec import Bitmap, Smallest
 from ..stc.versions import bytes_of
 from . import byte_budget, client_views
 from .channel_masks import ChannelMasks
-from .client import GroveClient, without_offset
+from .client import GroveClient
 from .head_evidence import (
     EVIDENCE,
     FEW,
@@ -121,7 +122,8 @@ class Grove(CommonParts):
     own: Literal["none", "offset", "pulled", "chosen"] = "chosen"
     """What a client uses: its group's model ("none"); that model with a part of the client's last
     step ("offset"); a personal model, pulled towards the group's ("pulled"); or whichever of the
-    last two does better in its group, on validation data ("chosen")."""
+    last two does better in its group, on a part of the training data that changes with each round
+    and is left out of it ("chosen")."""
     keep: float = 0.5
     """The part of its last step away from the group's model that a client keeps."""
     pull: Proximal = Proximal(mu=0.1)
@@ -548,15 +550,24 @@ class Grove(CommonParts):
         client = self.client
         if verb != "train":
             return {"use": (Edit(client.use),)}[verb]
+        compares = self.own == "chosen"
         stages: list[Stage] = [Edit(client.begin)]
-        if self.own == "chosen":
-            stages.append(Measure("merit", client.compare, Batches("validation")))
-        # Only after the comparison, which needs it.
-        stages.append(Edit(without_offset))
-        stages.append(Train(self.objective, self.local))
+        stages.append(Train(self.objective, self.local, leaves_out_fold=compares))
         if client.has_personal_model:
             pulled = self.objective + self.pull
-            stages.append(Train(pulled, self.local, "personal", "personal", mask="model.mask"))
+            stages.append(
+                Train(
+                    pulled,
+                    self.local,
+                    "personal",
+                    "personal",
+                    mask="model.mask",
+                    leaves_out_fold=compares,
+                )
+            )
+        if compares:
+            stages.append(Edit(client.make_offset))
+            stages.append(Measure("merit", client.compare, Batches("train", fold="in")))
         stages.append(Give(client.send, client.expected))
         return tuple(stages)
 

@@ -34,7 +34,7 @@ class State:
     evidence: Evidence
     merits: dict[int, tuple[float, float]]
     """By group: by how much clients do better with an offset than with personal models, summed over
-    validation examples, and how many those were. Older rounds count less."""
+    examples of the rounds' folds, and how many those were. Older rounds count less."""
     structure: PlainGroups
     """Which channels fall together, where any may go."""
     scores: dict[int, Tree]
