@@ -450,7 +450,7 @@ def test_a_stack_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
-    monkeypatch.setattr(Batched, "_stack_size", lambda self, run_stage, jobs, number: 2)
+    monkeypatch.setattr(Batched, "_stack_size", lambda self, jobs, number: 2)
     for mine, alone in zip(reports(run, Batched(), tasks), expected, strict=True):
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
 

@@ -34,15 +34,7 @@ from ..wire.message_costs import (
     find_masks_known_to_server,
     list_masks_to_remember,
 )
-from .work import (
-    CLIENT_FAILURES,
-    lose_crashed,
-    lose_late,
-    lose_unreadable,
-    perform,
-    refuse_undecoded,
-    store_memory,
-)
+from .work import lose_late, lose_unreadable, perform_and_remember, refuse_undecoded
 
 
 @dataclass(eq=False)
@@ -74,15 +66,9 @@ class Wired:
         received = self._deliver(run, task, broadcasts, spent)
 
         # On the client, which starts from the version of its memory that the header names.
-        memory = run.memory.read(received.to, received.memory)
-        try:
-            report, remembered = perform(run, received, memory)
-        except CLIENT_FAILURES as error:
-            return replace(lose_crashed(task, error), cost=_cost(spent))
-        outcome = store_memory(run, received, report, remembered)
-        if isinstance(outcome, Lost):
-            return replace(outcome, cost=_cost(spent))
-        report = outcome
+        report = perform_and_remember(run, received)
+        if isinstance(report, Lost):
+            return replace(report, cost=_cost(spent))
 
         # Up. Both sides know the masks of the task itself.
         try:

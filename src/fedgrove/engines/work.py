@@ -79,20 +79,24 @@ CLIENT_FAILURES = (Exception, SystemExit, GeneratorExit)
 def do_task(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
     """Do a client's task in this process, from its memory to the bytes of its report."""
     started = time.monotonic()
+    # Copies: work that changes what it was sent, in place, must not change the server's model.
+    outcome = perform_and_remember(run, _copy_task(task))
+    seconds = time.monotonic() - started
+    counted = add_cost(run, task, outcome, broadcasts)
+    if timeout is None or seconds <= timeout:
+        return counted
+    # The work cannot be interrupted here. It is dropped after it is done, and its reply counts.
+    return replace(lose_late(task, timeout), cost=counted.cost)
+
+
+def perform_and_remember(run: Run, task: Task) -> Answer:
+    """Do a client's task from its stored memory to its new one; an error only loses the task."""
     memory = run.memory.read(task.to, task.memory)
     try:
-        # Copies: work that changes what it was sent, in place, must not change the server's model.
-        report, remembered = perform(run, _copy_task(task), memory)
+        report, remembered = perform(run, task, memory)
     except CLIENT_FAILURES as error:
-        outcome: Answer = lose_crashed(task, error)
-    else:
-        outcome = store_memory(run, task, report, remembered)
-    took_too_long = timeout is not None and time.monotonic() - started > timeout
-    counted = add_cost(run, task, outcome, broadcasts)
-    if timeout is not None and took_too_long:
-        # The work cannot be interrupted here. It is dropped after it is done, and its reply counts.
-        return replace(lose_late(task, timeout), cost=counted.cost)
-    return counted
+        return lose_crashed(task, error)
+    return store_memory(run, task, report, remembered)
 
 
 def _copy_task(task: Task) -> Task:

@@ -162,7 +162,7 @@ class DeviceData:
     device: torch.device
     _splits: dict[SplitKey, DeviceSplit] = field(default_factory=dict)
     # Kept alive because offsets are keyed by id: the id of freed data could be given to others.
-    _federations: dict[int, Federation] = field(default_factory=dict)
+    _federations: list[Federation] = field(default_factory=list)
     _buffers: dict[SplitKey, DeviceSplit] = field(default_factory=dict)
 
     def load(self, federations: list[Federation], split: str) -> DeviceSplit:
@@ -170,35 +170,28 @@ class DeviceData:
         first_client = next(iter(federations[0].clients.values()))
         sample = getattr(first_client, split)
         key = _key(split, sample)
+        nothing = DeviceSplit(sample.x[:0].to(self.device), sample.y[:0].to(self.device))
+        loaded = self._splits.get(key, nothing)
         for federation in federations:
-            loaded = self._splits.get(key)
             some_client = next(iter(federation.clients.values()))
             # All clients of a federation are loaded together, so any one shows whether they are.
-            if loaded is None or id(some_client) not in loaded.offsets:
-                self._federations[id(federation)] = federation
-                self._splits[key] = self._with_federation(loaded, federation, split)
-        return self._splits[key]
-
-    def _with_federation(
-        self, loaded: DeviceSplit | None, federation: Federation, split: str
-    ) -> DeviceSplit:
-        """Return a new split: what was loaded, then the federation's clients."""
-        inputs: list[Tensor] = []
-        labels: list[Tensor] = []
-        offsets: dict[int, int] = {}
-        end = 0
-        if loaded is not None:
-            inputs.append(loaded.x)
-            labels.append(loaded.y)
-            offsets.update(loaded.offsets)
+            if id(some_client) in loaded.offsets:
+                continue
+            self._federations.append(federation)
+            inputs = [loaded.x]
+            labels = [loaded.y]
+            offsets = dict(loaded.offsets)
             end = len(loaded.y)
-        for data in federation.all_data():
-            examples = getattr(data, split)
-            inputs.append(examples.x.to(self.device))
-            labels.append(examples.y.to(self.device))
-            offsets[id(data)] = end
-            end += len(examples)
-        return DeviceSplit(torch.cat(inputs), torch.cat(labels), offsets)
+            for data in federation.all_data():
+                examples = getattr(data, split)
+                inputs.append(examples.x.to(self.device))
+                labels.append(examples.y.to(self.device))
+                offsets[id(data)] = end
+                end += len(examples)
+            # A new split: a stack that is under way still reads the old one.
+            loaded = DeviceSplit(torch.cat(inputs), torch.cat(labels), offsets)
+        self._splits[key] = loaded
+        return loaded
 
     def load_clients(self, clients: list[ClientData], split: str) -> DeviceSplit:
         """Load a split of these clients onto the GPU, until the next call.

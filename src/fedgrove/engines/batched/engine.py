@@ -4,14 +4,14 @@ How an exchange runs through this package:
 
 1. :meth:`Batched.map` takes the jobs (a run and a task each) in chunks. ``_start_job`` reads the
    client's memory and makes its carry. On a GPU two chunks take turns (:mod:`.scheduling`).
-2. ``_group_by_work`` groups the jobs with equal stages and networks, from any run. Learning rates
+2. ``_run_groups`` groups the jobs with equal stages and networks, from any run. Learning rates
    and other floats may differ (:mod:`.jobs`), and so may masks, data and seeds.
 3. ``_run_stages`` goes through a group's stages in order. Edit and Give run one client at a time,
    on the CPU. Train and Measure run stacked (``_run_stacked``): ``split_into_stacks``
    (:mod:`.jobs`) puts trees of equal shape together, ``_stack_size`` returns how many clients fit
-   into memory, and ``_run_or_halve`` runs the stage, or runs it on each half of the stack if the
-   memory is too small after all. Only a client whose work raises an error is lost
-   (``_run_or_lose``).
+   into memory, and ``_run_or_halve`` runs the stage. If it fails, because the memory is too small
+   after all or because of a client, it runs on each half of the stack; only a client that fails
+   alone is lost.
 4. ``Launcher._launch_training`` (:mod:`.launching`) brings the clients to a common width
    (``make_width_adapters``), stacks their carries (``stack_carries``), leaves out jobs that would
    give equal results (``find_duplicates``), finds the examples on the device (:mod:`.device`) and
@@ -22,7 +22,7 @@ How an exchange runs through this package:
    ``torch.func.vmap`` if grouped kernels would give another result.
 6. ``start_return`` starts the copy of the results to the CPU, and keeps a copy on the GPU for the
    gate and the mean; ``TrainResults.store`` puts them, in full width, into the jobs' carries.
-   ``Launcher.measure`` runs a Measure stage: always under ``vmap``, without graphs.
+   ``Launcher._launch_measuring`` runs a Measure stage: always under ``vmap``, without graphs.
 7. ``_make_answer`` writes the client's memory and makes the report; then its bytes are counted, on
    CUDA by other processes (:mod:`.counting`).
 
@@ -39,7 +39,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -55,7 +55,6 @@ from ...core import (
     Job,
     Measure,
     Report,
-    Stage,
     Task,
     Train,
 )
@@ -86,10 +85,7 @@ from .counting import (
     record_task_costs,
     start_counting_tasks,
 )
-from .device import (
-    preserve_device_rng,
-    use_precision,
-)
+from .device import preserve_device_rng, use_precision
 from .graphs import GraphCache
 from .grouped import can_stack
 from .jobs import (
@@ -102,13 +98,8 @@ from .jobs import (
     to_template,
     width_class,
 )
-from .launching import PROBE_CLIENTS, Launcher, StackedStage
-from .scheduling import (
-    Chunk,
-    finish_in_order,
-    run_to_end,
-    take_turns,
-)
+from .launching import PROBE_CLIENTS, Launcher
+from .scheduling import Chunk, finish_in_order, run_to_end, take_turns
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -156,8 +147,7 @@ class Batched:
         """Release the engine's memory on the GPU; the engine can be used again."""
         self._device = torch.device(self.device)
         self._threads = torch.get_num_threads()
-        # By id of the net, which the launcher keeps.
-        self._can_stack: dict[int, bool] = {}
+        self._can_stack: WeakKeyDictionary[Net, bool] = WeakKeyDictionary()
         # Why vmap cannot run a stage, by the key of the work and the number of the stage in it.
         self._not_stacked: dict[tuple[Any, int], str] = {}
         # The same for the notes of a run, by verb.
@@ -256,15 +246,11 @@ class Batched:
         dtype = next(iter(run.params.values())).dtype
         try:
             client = run.client(task, memory)
-        except Exception as error:
-            # Its data could not be made, so none of its stages runs.
-            nobody = Client(task.to, ClientInfo(0), NO_DATA, memory, run.net, run.params, seed=0)
-            return ClientJob(run, task, nobody, {}, works[work_key], lost=lose_crashed(task, error))
-        try:
             carry = make_carry(task, memory, dtype, run.marks(client))
         except Exception as error:
-            # For example settings of a task that are not numbers.
-            return ClientJob(run, task, client, {}, works[work_key], lost=lose_crashed(task, error))
+            # Its data could not be made, or a setting of its task is no number: no stage runs.
+            nobody = Client(task.to, ClientInfo(0), NO_DATA, memory, run.net, run.params, seed=0)
+            return ClientJob(run, task, nobody, {}, works[work_key], lost=lose_crashed(task, error))
         return ClientJob(run, task, client, carry, works[work_key])
 
     def _make_answer(self, job: ClientJob) -> Answer:
@@ -294,7 +280,7 @@ class Batched:
         templates: list[tuple[Any, tuple[float, ...]]] = []
         for _, stage in stages:
             # Edit and Give are not stacked: only their place among the stages must agree.
-            if is_stackable(stage):
+            if isinstance(stage, Train | Measure):
                 hyperparameters: list[float] = []
                 template = to_template(stage, hyperparameters)
                 templates.append((template, tuple(hyperparameters)))
@@ -307,13 +293,6 @@ class Batched:
         # Without the hyperparameters, which may differ.
         key = (tuple(nets), tuple(template for template, _ in templates))
         return Work(stages, key, tuple(templates))
-
-    def _group_by_work(self, jobs: Sequence[ClientJob]) -> list[list[ClientJob]]:
-        """Group jobs with equal stages and networks; their hyperparameters may differ."""
-        groups: dict[Any, list[ClientJob]] = {}
-        for job in jobs:
-            groups.setdefault(job.work.key, []).append(job)
-        return list(groups.values())
 
     # ---- stage by stage --------------------------------------------------------------------------
 
@@ -354,27 +333,27 @@ class Batched:
     # Generators from here on (:mod:`.scheduling`): they yield while a GPU works for them.
 
     def _run_groups(self, jobs: Sequence[ClientJob]) -> Iterator[None]:
-        """Run all stages of jobs of any kind."""
-        return take_turns([self._run_stages(group) for group in self._group_by_work(jobs)])
+        """Run all stages of jobs of any kind: those with equal stages and networks together.
+
+        Their hyperparameters may differ.
+        """
+        groups: dict[Any, list[ClientJob]] = {}
+        for job in jobs:
+            groups.setdefault(job.work.key, []).append(job)
+        return take_turns([self._run_stages(group) for group in groups.values()])
 
     def _run_stages(self, jobs: Sequence[ClientJob]) -> Iterator[None]:
         """Run all stages of jobs with equal work; a lost job stops at once."""
         for number, (_, stage) in enumerate(jobs[0].work.stages):
             jobs_left = [job for job in jobs if job.lost is None]
-            if isinstance(stage, Train):
-                yield from self._run_stacked(self._launcher.train, jobs_left, number, stage)
-            elif isinstance(stage, Measure):
-                yield from self._run_stacked(self._launcher.measure, jobs_left, number, stage)
+            if isinstance(stage, Train | Measure):
+                yield from self._run_stacked(jobs_left, number, stage)
             else:
                 for job in jobs_left:
                     _run_edit_or_give(job, number)
 
     def _run_stacked(
-        self,
-        run_stage: StackedStage,
-        jobs: Sequence[ClientJob],
-        number: int,
-        stage: Train | Measure,
+        self, jobs: Sequence[ClientJob], number: int, stage: Train | Measure
     ) -> Iterator[None]:
         """Run a Train or Measure stage in as few stacks as shapes and memory allow."""
         if not jobs:
@@ -390,25 +369,27 @@ class Batched:
             # trained once.
             stack.sort(key=get_data_and_seed)
             while stack:
-                size = self._stack_size(run_stage, stack, number)
-                parts.append(self._run_or_lose(run_stage, stack[:size], number))
+                size = self._stack_size(stack, number)
+                parts.append(self._run_or_halve(stack[:size], number))
                 stack = stack[size:]
         yield from take_turns(parts)
 
-    def _run_or_lose(
-        self, run_stage: StackedStage, jobs: list[ClientJob], number: int
-    ) -> Iterator[None]:
+    def _run_or_halve(self, jobs: list[ClientJob], number: int) -> Iterator[None]:
         """Run a stage on a stack; if it fails, run it on each half, down to single clients.
 
-        Only the clients that fail alone are lost.
+        It fails because of a client, or because the device has too little memory. Only the clients
+        that fail alone are lost.
         """
-        if (jobs[0].work.key, number) in self._not_stacked:
+        why = self._not_stacked.get((jobs[0].work.key, number))
+        if why is not None:
             for job in jobs:
-                self._run_unstacked(job, number)
+                # Its multiply-accumulates were counted when the stack was made.
+                run_alone(job, number)
+                self._note_unstacked(job, why)
             return
         carries = [job.carry for job in jobs]
         try:
-            yield from self._run_or_halve(run_stage, jobs, number)
+            yield from self._launcher.run_stage(jobs, number)
             return
         except GeneratorExit:
             # The caller wants no more answers.
@@ -418,13 +399,28 @@ class Batched:
                 jobs[0].carry = carries[0]
                 self._try_unstacked(jobs[0], number, error)
                 return
+            memory_was_short = isinstance(error, torch.OutOfMemoryError)
         # Outside the handler: the exception refers to the frames that failed, and their tensors.
-        # If memory was short, some of these may have done the stage already.
         for job, carry in zip(jobs, carries, strict=True):
             job.carry = carry
         half = len(jobs) // 2
-        yield from self._run_or_lose(run_stage, jobs[:half], number)
-        yield from self._run_or_lose(run_stage, jobs[half:], number)
+        if memory_was_short:
+            self._free_memory()
+            # Kept for the next round.
+            self._stack_sizes[self._memory_key(jobs, number)] = half
+        yield from self._run_or_halve(jobs[:half], number)
+        yield from self._run_or_halve(jobs[half:], number)
+
+    def _free_memory(self) -> None:
+        """Free what the device keeps for later stages and rounds."""
+        if self._device.type == "cuda":
+            # Other stacks may be under way, and must not lose their memory.
+            torch.cuda.synchronize()
+        if self._launcher.graph_cache is not None:
+            self._launcher.graph_cache = GraphCache()
+        self._launcher.recent.clear()
+        gpu_copies.drop_all()
+        torch.cuda.empty_cache()
 
     def _try_unstacked(self, job: ClientJob, number: int, failure: BaseException) -> None:
         """Run a stage that failed on a stack of one as the serial engine does; if that fails: lost.
@@ -432,6 +428,11 @@ class Batched:
         If it works, vmap was the cause, for example a loss with an `if` on data. Such work is not
         stacked again.
         """
+        if isinstance(failure, torch.OutOfMemoryError):
+            failure = EngineError(
+                f"client {job.task.to} alone needs more memory than {self.device} has; "
+                "take a smaller batch."
+            )
         # Too little memory is no fault of the client's work, and an exit is intended.
         if isinstance(failure, EngineError) or not isinstance(failure, Exception):
             job.lost = lose_crashed(job.task, failure)
@@ -439,27 +440,20 @@ class Batched:
         # Its multiply-accumulates were counted when the stack was made.
         run_alone(job, number)
         if job.lost is None:
-            self._not_stacked[job.work.key, number] = explain_error(failure)
-            self._note_unstacked(job, number)
+            why = explain_error(failure)
+            self._not_stacked[job.work.key, number] = why
+            self._note_unstacked(job, why)
 
-    def _run_unstacked(self, job: ClientJob, number: int) -> None:
-        """Run a stage that vmap cannot run; it was counted when the stack was made."""
-        run_alone(job, number)
-        self._note_unstacked(job, number)
-
-    def _note_unstacked(self, job: ClientJob, number: int) -> None:
+    def _note_unstacked(self, job: ClientJob, why: str) -> None:
         verb = job.task.verb.partition(":")[0]
-        why = self._not_stacked[job.work.key, number]
         self._why_not_stacked.setdefault(job.run, {}).setdefault(verb, why)
 
     def _can_stack_net(self, net: Net) -> bool:
         """Return whether clients of this network can be stacked; tried once per network."""
-        # Also keeps the net, so that its id is not given to another.
-        self._launcher.get_net_key(net)
-        if id(net) not in self._can_stack:
+        if net not in self._can_stack:
             with preserve_device_rng(self._device):
-                self._can_stack[id(net)] = can_stack(net, self._device)
-        return self._can_stack[id(net)]
+                self._can_stack[net] = can_stack(net, self._device)
+        return self._can_stack[net]
 
     def notes(self, run: Run) -> list[str]:
         """Return which networks of a run were not stacked, and what made the run slower."""
@@ -470,7 +464,7 @@ class Batched:
                 "installed or finds no C compiler (pip install triton; apt install gcc)"
             )
         for net in run.nets.values():
-            if not self._can_stack.get(id(net), True):
+            if not self._can_stack.get(net, True):
                 name = type(net.module).__name__
                 notes.append(
                     f"clients with {name} were trained one after another, not at once: "
@@ -486,7 +480,7 @@ class Batched:
 
     # ---- how many fit ----------------------------------------------------------------------------
 
-    def _stack_size(self, run_stage: StackedStage, jobs: list[ClientJob], number: int) -> int:
+    def _stack_size(self, jobs: list[ClientJob], number: int) -> int:
         """Return how many of these clients to stack; on CUDA measured once per kind of stack.
 
         The number must not change between rounds. It is kept, because in the second round the
@@ -500,18 +494,18 @@ class Batched:
         try:
             key = self._memory_key(jobs, number)
         except Exception:
-            # The first client's carry is not made of trees: `_run_or_lose` finds it.
+            # The first client's carry is not made of trees: `_run_or_halve` finds it.
             return len(jobs)
         if key not in self._stack_sizes and len(jobs) > PROBE_CLIENTS:
             try:
-                per_client = self._launcher.measure_bytes_per_client(run_stage, jobs, number)
+                per_client = self._launcher.measure_bytes_per_client(jobs, number)
                 free = torch.cuda.mem_get_info(self._device)[0]
                 self._stack_sizes[key] = count_fitting_clients(per_client, free)
             except torch.OutOfMemoryError:
                 # Not even these few fit; `_run_or_halve` halves further if it must.
                 self._stack_sizes[key] = PROBE_CLIENTS // 2
             except Exception:
-                # One of these few fails; `_run_or_lose` finds out which.
+                # One of these few fails; `_run_or_halve` finds out which.
                 return len(jobs)
         return self._stack_sizes.get(key, len(jobs))
 
@@ -520,33 +514,6 @@ class Batched:
         job = jobs[0]
         widest = max(width_class(each.thin) for each in jobs)
         return (job.work.key, number, widest, list_shapes(job.carry))
-
-    def _run_or_halve(
-        self, run_stage: StackedStage, jobs: list[ClientJob], number: int
-    ) -> Iterator[None]:
-        """Run a stage on a stack; if the device has too little memory, run it on each half."""
-        try:
-            yield from run_stage(jobs, number)
-            return
-        except torch.OutOfMemoryError:
-            if len(jobs) == 1:
-                raise EngineError(
-                    f"client {jobs[0].task.to} alone needs more memory than {self.device} has; "
-                    "take a smaller batch."
-                ) from None
-        # Outside the handler: the exception refers to the frames that failed, and their tensors.
-        # Other stacks may be under way, and must not lose their memory.
-        torch.cuda.synchronize()
-        if self._launcher.graph_cache is not None:
-            self._launcher.graph_cache = GraphCache()
-        self._launcher.recent.clear()
-        gpu_copies.drop_all()
-        torch.cuda.empty_cache()
-        half = len(jobs) // 2
-        # Kept for the next round.
-        self._stack_sizes[self._memory_key(jobs, number)] = half
-        yield from self._run_or_halve(run_stage, jobs[:half], number)
-        yield from self._run_or_halve(run_stage, jobs[half:], number)
 
 
 def may_be_duplicates(jobs: Sequence[Job]) -> bool:
@@ -562,11 +529,6 @@ def _choose_helpers(jobs: Sequence[ClientJob], counters: Counters | None) -> Cou
     if len(jobs) > 1:
         return counters
     return None
-
-
-def is_stackable(stage: Stage) -> TypeGuard[Train | Measure]:
-    """Return whether a stage runs stacked: Edit and Give run for one client at a time."""
-    return isinstance(stage, Train | Measure)
 
 
 def _record_versions(jobs: Sequence[ClientJob]) -> list[tuple[Tensor, int]]:

@@ -18,7 +18,6 @@ from ...channels.small_net import SmallNet
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
 from ...runs.run import Run
 from ...seeds import single_thread
-from ...trees import Tree
 from ..work import CLIENT_FAILURES, count_examples, count_macs, find_pass, lose_crashed, run_stage
 
 WIDTH_CLASSES = 4
@@ -80,9 +79,14 @@ def split_into_stacks(
     shapes: dict[int, Any] = {}
     for job in jobs:
         try:
-            job.thin = _find_small_net(job, stage)
+            net = job.run.nets[stage.net]
+            job.thin = None
+            if isinstance(stage, Train):
+                job.thin = find_small_net(net, job.carry.get(stage.mask_name))
             key = list_shapes(job.carry, shapes)
-            job.macs += _count_macs(job, stage)
+            # In the client's own width, not the stack's.
+            per_example = count_macs(net, stage, job.thin)
+            job.macs += per_example * count_examples(job.run, stage, job.client)
         except Exception as error:
             job.lost = lose_crashed(job.task, error)
             continue
@@ -90,27 +94,13 @@ def split_into_stacks(
     stacks: list[list[ClientJob]] = []
     for together in any_width.values():
         is_little = is_on_gpu and is_little_work(together, stage)
+        by_width: dict[int, list[ClientJob]] = {}
         for job in together:
             job.in_full_width = is_little
-        if is_little:
-            stacks.append(together)
-        else:
-            stacks += _split_by_width(together)
+            width = WIDTH_CLASSES if is_little else width_class(job.thin)
+            by_width.setdefault(width, []).append(job)
+        stacks += by_width.values()
     return stacks
-
-
-def _find_small_net(job: ClientJob, stage: Train | Measure) -> SmallNet | None:
-    """Return the smaller net that a stage can train in place of the masked one."""
-    if not isinstance(stage, Train):
-        return None
-    return find_small_net(job.run.nets[stage.net], job.carry.get(stage.mask_name))
-
-
-def _split_by_width(jobs: Sequence[ClientJob]) -> list[list[ClientJob]]:
-    stacks: dict[int, list[ClientJob]] = {}
-    for job in jobs:
-        stacks.setdefault(width_class(job.thin), []).append(job)
-    return list(stacks.values())
 
 
 def is_little_work(jobs: Sequence[ClientJob], stage: Train | Measure) -> bool:
@@ -119,12 +109,6 @@ def is_little_work(jobs: Sequence[ClientJob], stage: Train | Measure) -> bool:
     batches, _ = find_pass(net, stage)
     macs = len(jobs) * batches.size * count_macs(net, stage, None)
     return macs <= LITTLE_WORK
-
-
-def _count_macs(job: ClientJob, stage: Train | Measure) -> int:
-    """Count the multiply-accumulates of a stage in the client's own width, not the stack's."""
-    per_example = count_macs(job.run.nets[stage.net], stage, job.thin)
-    return per_example * count_examples(job.run, stage, job.client)
 
 
 def width_class(thin: SmallNet | None) -> int:
@@ -154,14 +138,9 @@ def list_shapes(carry: Carry, known: dict[int, Any] | None = None) -> Any:
     shapes = []
     for name, tree in sorted(carry.items()):
         if id(tree) not in known:
-            known[id(tree)] = _list_tree_shapes(tree)
+            known[id(tree)] = tuple((k, tuple(v.shape), v.dtype) for k, v in tree.items())
         shapes.append((name, known[id(tree)]))
     return tuple(shapes)
-
-
-def _list_tree_shapes(tree: Tree) -> Any:
-    """Return the names, shapes and types of a tree, as a key."""
-    return tuple((k, tuple(v.shape), v.dtype) for k, v in tree.items())
 
 
 def get_data_and_seed(job: ClientJob) -> tuple[int, int, int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from .device import (
 )
 from .graphs import GraphCache
 from .jobs import ClientJob, from_template
-from .scheduling import MeasureResults, TrainResults, call_client_code, run_to_end
+from .scheduling import ClientExit, MeasureResults, TrainResults, run_to_end
 from .stacking import (
     RecentStacks,
     find_duplicates,
@@ -51,15 +50,6 @@ from .steps import (
 PROBE_CLIENTS = 16
 """The number of clients on which the memory of a kind of stack is measured. A stack of no more
 clients is tried without measuring."""
-
-
-class StackedStage(Protocol):
-    """A function that runs a stage on a stack of jobs: all its steps, or only the first ones."""
-
-    def __call__(
-        self, jobs: list[ClientJob], number: int, steps: int | None = None
-    ) -> Iterator[None]:
-        """Run the stage; the jobs' carries get the results."""
 
 
 class Launcher:
@@ -90,10 +80,24 @@ class Launcher:
             self._net_keys[id(net)] = (net, (net.layout, module, dtypes, net.problem))
         return self._net_keys[id(net)][1]
 
-    def train(self, jobs: list[ClientJob], number: int, steps: int | None = None) -> Iterator[None]:
-        """Run a Train stage on a stack of clients: all its steps, or only the first ones."""
-        # A separate function, so that its local tensors are freed while a GPU is busy.
-        results = call_client_code(partial(self._launch_training, jobs, number, steps))
+    def run_stage(
+        self, jobs: list[ClientJob], number: int, steps: int | None = None
+    ) -> Iterator[None]:
+        """Run a Train or Measure stage on a stack of clients; their carries get the results.
+
+        Args:
+            jobs: The clients.
+            number: The number of the stage in their work.
+            steps: Do only the first steps; None: all.
+        """
+        stage = jobs[0].work.stages[number][1]
+        # Separate functions, so that their local tensors are freed while a GPU is busy.
+        launch = self._launch_training if isinstance(stage, Train) else self._launch_measuring
+        try:
+            results: TrainResults | MeasureResults = launch(jobs, number, steps)
+        except GeneratorExit as error:
+            # A user's objective may raise it, and in a generator it has another meaning.
+            raise ClientExit(f"GeneratorExit: {error}") from error
         yield
         results.store()
 
@@ -139,8 +143,7 @@ class Launcher:
             trained_passes.append(passes[id(jobs[i])])
             client_seeds.append(jobs[i].client.seed)
 
-        data = self._load_data(trained_jobs, "train")
-        offsets = self._find_offsets(trained_jobs, data)
+        data, offsets = self._load_data(trained_jobs, "train")
         plan = BatchPlan.of(
             trained_passes, batch_size, offsets, hyperparameters.dtype, self.device
         ).first_steps(steps)
@@ -165,28 +168,19 @@ class Launcher:
         rows = [row_of[leader] for leader in leaders]
         return TrainResults(jobs, rows, returning, adapters)
 
-    def measure(
-        self, jobs: list[ClientJob], number: int, steps: int | None = None
-    ) -> Iterator[None]:
-        """Run a Measure stage on a stack of clients: f over stacked batches, summed."""
-        results = call_client_code(partial(self._launch_measuring, jobs, number, steps))
-        yield
-        results.store()
-
     def _launch_measuring(
         self, jobs: list[ClientJob], number: int, steps: int | None
     ) -> MeasureResults:
-        """Launch all batches of a Measure stage, and start the copy of their sums."""
+        """Launch a Measure stage, f over stacked batches, and start the copy of its sums."""
         stage = jobs[0].work.stages[number][1]
         assert isinstance(stage, Measure)
         net = jobs[0].run.nets[stage.net]
-        data = self._load_data(jobs, stage.over.split)
+        data, offsets = self._load_data(jobs, stage.over.split)
         passes = []
         for job in jobs:
             place = job.work.stages[number][0]
             passes.append([job.client.order(stage.over, place)])
         template, hyperparameters = stack_hyperparameters(jobs, number, self.device)
-        offsets = self._find_offsets(jobs, data)
         plan = BatchPlan.of(
             passes, stage.over.size, offsets, hyperparameters.dtype, self.device
         ).first_steps(steps)
@@ -236,24 +230,21 @@ class Launcher:
             self._grouped_supported[net_key] = grouped.supports(net, x)
         return self._grouped_supported[net_key]
 
-    def _load_data(self, jobs: Sequence[ClientJob], split: str) -> DeviceSplit:
+    def _load_data(self, jobs: Sequence[ClientJob], split: str) -> tuple[DeviceSplit, list[int]]:
+        """Load a split of the clients; also return the row at which each job's examples begin."""
         if any(job.run.federation.is_lazy for job in jobs):
-            return self._data.load_clients([job.client.data for job in jobs], split)
-        return self._data.load([job.run.federation for job in jobs], split)
-
-    def _find_offsets(self, jobs: Sequence[ClientJob], data: DeviceSplit) -> list[int]:
-        """Return the row at which each job's examples begin."""
+            data = self._data.load_clients([job.client.data for job in jobs], split)
+        else:
+            data = self._data.load([job.run.federation for job in jobs], split)
         # A client without examples may begin after the last row, which padding must not read.
         last_row = max(0, len(data.y) - 1)
         offsets = []
         for job in jobs:
             offset = data.offsets[id(job.client.data)]
             offsets.append(min(offset, last_row))
-        return offsets
+        return data, offsets
 
-    def measure_bytes_per_client(
-        self, run_stage: StackedStage, jobs: Sequence[ClientJob], number: int
-    ) -> int:
+    def measure_bytes_per_client(self, jobs: Sequence[ClientJob], number: int) -> int:
         """Return the memory per client that torch reserves while a few clients do two steps.
 
         This includes trees, optimiser, activations, workspaces, graphs and their pools. The
@@ -276,7 +267,7 @@ class Launcher:
         self.graph_cache = None
         try:
             with preserve_device_rng(self.device):
-                run_to_end(run_stage([replace(job) for job in few], number, steps=1))
+                run_to_end(self.run_stage([replace(job) for job in few], number, steps=1))
         finally:
             self.graph_cache = kept_cache
         # Graphs captured here go to another cache, and are freed with it.
@@ -290,7 +281,7 @@ class Launcher:
         allocated_before = torch.cuda.memory_allocated(self.device)
         try:
             with preserve_device_rng(self.device):
-                run_to_end(run_stage(few, number, steps=2))
+                run_to_end(self.run_stage(few, number, steps=2))
             reserved = torch.cuda.max_memory_reserved(self.device) - before
             # Small trees may fit into memory that was reserved before.
             allocated = torch.cuda.max_memory_allocated(self.device) - allocated_before

@@ -74,14 +74,6 @@ class ClientExit(Exception):
     """A client's work raised GeneratorExit, which has another meaning in a generator."""
 
 
-def call_client_code(launch: Callable[[], T]) -> T:
-    """Call clients' code; a user's objective may raise anything, even GeneratorExit."""
-    try:
-        return launch()
-    except GeneratorExit as error:
-        raise ClientExit(f"GeneratorExit: {error}") from error
-
-
 def run_to_end(steps: Iterator[None]) -> None:
     """Run the generator of a chunk of jobs to its end."""
     for _ in steps:

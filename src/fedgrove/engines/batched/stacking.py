@@ -303,15 +303,11 @@ def make_width_adapters(jobs: Sequence[ClientJob], net_name: str = "model") -> l
         thin_nets.append(job.thin)
 
     widths: dict[str, int] = {}
-    is_full = True
     for thin in set(thin_nets):
         for group, kept in thin.channels.items():
             width = round_width(int(kept.sum()), len(kept))
             widths[group] = max(widths.get(group, 0), width)
-    for group, kept in thin_nets[0].channels.items():
-        if widths[group] < len(kept):
-            is_full = False
-    if is_full:
+    if all(widths[group] == len(kept) for group, kept in thin_nets[0].channels.items()):
         return full_width
 
     # Clients with equal masks share a SmallNet, and so the common one.

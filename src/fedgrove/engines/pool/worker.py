@@ -19,14 +19,7 @@ from ...core import Lost, Report, Task
 from ...errors import EngineError, FedgroveError
 from ...runs.run import Run
 from ...wire.message_costs import count_report
-from ..work import (
-    CLIENT_FAILURES,
-    explain_error,
-    lose_crashed,
-    lose_unreadable,
-    perform,
-    store_memory,
-)
+from ..work import explain_error, lose_unreadable, perform_and_remember
 from . import shared
 from .message import Envelope, Failed, PackedRuns, rebuild_packets, strip, unpack_runs
 from .shared import Block
@@ -115,12 +108,7 @@ def do_task(run: Run, envelope: Envelope, blocks: list[Block], reply: str) -> by
             (tree,) = shared.get(block)
             forest.append(tree)
         task: Task = replace(envelope.body, send=rebuild_packets(envelope.packets, forest))
-        memory = run.memory.read(task.to, task.memory)
-        try:
-            report, remembered = perform(run, task, memory)
-        except CLIENT_FAILURES as error:
-            return pickle.dumps(lose_crashed(task, error))
-        outcome = store_memory(run, task, report, remembered)
+        outcome = perform_and_remember(run, task)
         if isinstance(outcome, Lost):
             return pickle.dumps(outcome)
         return _write_report(run, task, outcome, reply)
