@@ -125,12 +125,12 @@ def test_batch_norm_and_its_gradient(shape: Any, is_plain: bool, dtype: torch.dt
         running = (torch.zeros_like(own_bias), torch.ones_like(own_bias))
         running = (running[0].detach(), running[1].detach())
         wanted = [inputs] if is_plain else [inputs, own_scale, own_bias]
-        affine = None if is_plain else (own_scale, own_bias)
+        affine = (None, None) if is_plain else (own_scale, own_bias)
         if is_mine:
             assert norm_triton.can_normalise(inputs, 0.1)
             y = norm_triton.batch_norm(inputs, running, affine, 0.1, 1e-5)
         else:
-            y = F.batch_norm(inputs, *running, *(affine or (None, None)), True, 0.1, 1e-5)
+            y = F.batch_norm(inputs, *running, *affine, True, 0.1, 1e-5)
         gradients = torch.autograd.grad(y, wanted, dy.to(y.dtype))
         results.append([y.detach(), *running, *gradients])
     rounding = 2e-2 if dtype == torch.bfloat16 else 2e-4

@@ -22,8 +22,6 @@ MOST_BYTES = 1 << 25
 """The most memory that cached masks take; those not used for longest are dropped."""
 MOST_MASKS = 1024
 """The most masks that are cached."""
-MOST_FINDINGS = 16
-"""The most findings that are cached for one mask, one for each set of its tensors."""
 
 
 @dataclass(eq=False)
@@ -35,6 +33,8 @@ class _CachedMask:
     versions: list[int]
     """How often each leaf had been written to when it was made."""
     findings: dict[Any, Channels | None] = field(default_factory=dict)
+    """What was found in it, one entry for each set of its tensors: a whole mask, and what a report
+    names of it."""
 
     @property
     def is_unchanged(self) -> bool:
@@ -149,8 +149,6 @@ def find_once(
         return find()
     key = (what, tuple(groups), tuple(mask))
     if key not in cached.findings:
-        if len(cached.findings) == MOST_FINDINGS:
-            cached.findings.clear()
         cached.findings[key] = find()
     channels = cached.findings[key]
     if channels is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -100,11 +101,8 @@ class Layout:
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
         fixed = norms.find_fixed_norms(module)
-        batch_norms = []
-        for part in module.modules():
-            if isinstance(part, _BatchNorm):
-                batch_norms.append(part)
-        has_batch_norm = any(part not in fixed for part in batch_norms)
+        trained_norms = set(module.modules()).difference(fixed)
+        has_batch_norm = any(isinstance(part, _BatchNorm) for part in trained_norms)
         state: tuple[str, ...] = ()
         # The built-in networks have none, and need not be tried.
         if not type(module).__module__.startswith(f"{__package__}."):
@@ -130,10 +128,7 @@ class Layout:
     @property
     def prunable(self) -> tuple[str, ...]:
         """The names of the weights that may be pruned, in order of execution."""
-        names: list[str] = []
-        for layer in self.layers:
-            names.extend(layer.weights)
-        return _unique(names)
+        return _unique(chain.from_iterable(layer.weights for layer in self.layers))
 
     @property
     def never_pruned(self) -> tuple[str, ...]:
@@ -149,11 +144,7 @@ class Layout:
     @property
     def norms(self) -> tuple[str, ...]:
         """Parameters and buffers of the norm layers: what FedBN keeps local."""
-        names: list[str] = []
-        for layer in self.layers:
-            if layer.kind == "norm":
-                names.extend(layer.names)
-        return _unique(names)
+        return _names_of(layer for layer in self.layers if layer.kind == "norm")
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -222,11 +213,6 @@ class Layout:
     def activations(self) -> int:
         """Numbers that the layers output per sample."""
         return sum(layer.activations for layer in self.layers)
-
-    @property
-    def param_bytes(self) -> int:
-        """The size of the network's parameters in float32."""
-        return FLOAT_BYTES * self.size
 
     def first(self, n: int) -> tuple[str, ...]:
         """Return the tensor names of the first ``n`` layers with parameters, layer by layer."""
@@ -489,10 +475,7 @@ def _numel(value: Any) -> int:
 
 
 def _names_of(layers: Iterable[Layer]) -> tuple[str, ...]:
-    names: list[str] = []
-    for layer in layers:
-        names.extend(layer.names)
-    return _unique(names)
+    return _unique(chain.from_iterable(layer.names for layer in layers))
 
 
 def _unique(items: Iterable[str]) -> tuple[str, ...]:

@@ -295,21 +295,10 @@ def _launch(
         filters,
         weight[0].numel(),
         *weight_strides,
-        KERNEL_H=kh,
-        KERNEL_W=kw,
-        STRIDE_H=stride[0],
-        STRIDE_W=stride[1],
-        PAD_H=padding[0],
-        PAD_W=padding[1],
         DEPTH=0 if fills_blocks else depth,
         BACKWARD=backward,
         HAS_BIAS=bias is not None,
-        PRECISION=_precision(),
-        BLOCK_M=tiles.m,
-        BLOCK_N=tiles.n,
-        BLOCK_K=tiles.k,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **_constants((kh, kw), stride, padding, tiles),
     )
 
 
@@ -340,19 +329,8 @@ def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding
         depth,
         filters,
         sums[0].numel(),
-        KERNEL_H=kh,
-        KERNEL_W=kw,
-        STRIDE_H=stride[0],
-        STRIDE_W=stride[1],
-        PAD_H=padding[0],
-        PAD_W=padding[1],
         PARTS=parts,
-        PRECISION=_precision(),
-        BLOCK_M=tiles.m,
-        BLOCK_N=tiles.n,
-        BLOCK_K=tiles.k,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **_constants((kh, kw), stride, padding, tiles),
     )
     return sums[0] if parts == 1 else sums.sum(0)
 
@@ -426,6 +404,20 @@ def _empty_images(like: Tensor, examples: int, channels: int, size: Pair) -> Ten
     )
 
 
-def _precision() -> str:
-    """How float32 is multiplied; the shorter types have one way only."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+def _constants(kernel: Pair, stride: Pair, padding: Pair, tiles: Tiles) -> dict[str, Any]:
+    """What both Triton kernels are compiled for."""
+    return {
+        "KERNEL_H": kernel[0],
+        "KERNEL_W": kernel[1],
+        "STRIDE_H": stride[0],
+        "STRIDE_W": stride[1],
+        "PAD_H": padding[0],
+        "PAD_W": padding[1],
+        # How float32 is multiplied; the shorter types have one way only.
+        "PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        "BLOCK_M": tiles.m,
+        "BLOCK_N": tiles.n,
+        "BLOCK_K": tiles.k,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }

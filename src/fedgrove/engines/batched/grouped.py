@@ -38,6 +38,9 @@ from ...trees import Tree
 from . import convolution
 from .convolution import product_dtype
 
+OptionalPair = tuple[Tensor | None, Tensor | None]
+"""Running mean and variance of a norm layer, or its scale and shift; None: it has none."""
+
 MAX_WINDOW_SIZE = 64
 """The largest pooling window for our kernel, which is unrolled over its places."""
 
@@ -132,22 +135,25 @@ class _GroupedMode(TorchFunctionMode):
         running_var: Tensor | None,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
-        **options: Any,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
     ) -> Tensor:
-        mean = self._flat_view(running_mean)
-        var = self._flat_view(running_var)
-        scale = self._flat_view(weight)
-        shift = self._flat_view(bias)
+        running = (self._flat_view(running_mean), self._flat_view(running_var))
+        affine = (self._flat_view(weight), self._flat_view(bias))
         # In eval mode the batch does not matter, so padding does no harm.
-        if self.weight is None or not options.get("training"):
-            return _batch_norm(input, mean, var, scale, shift, **options)
-        if scale is None:
-            scale = input.new_ones(input.shape[1])
-        if shift is None:
-            shift = torch.zeros_like(scale)
-        return normalise_examples(
-            input, self.weight, (mean, var), (scale, shift), options["momentum"], options["eps"]
-        )
+        if training and self.weight is not None:
+            return normalise_examples(input, self.weight, running, affine, momentum, eps)
+        # Both or none of the statistics, and of scale and shift.
+        is_usual = (running[0] is None) == (running[1] is None)
+        is_usual = is_usual and (affine[0] is None) == (affine[1] is None)
+        if training and is_usual and convolution.is_on_gpu(input) and convolution.has_triton():
+            # Slow to import, and only for torch builds with CUDA.
+            from . import norm_triton
+
+            if norm_triton.can_normalise(input, momentum):
+                return norm_triton.batch_norm(input, running, affine, momentum, eps)
+        return F.batch_norm(input, *running, *affine, training, momentum, eps)
 
     def _max_pool2d(
         self,
@@ -254,34 +260,6 @@ class _GroupedMode(TorchFunctionMode):
             return x
         by_client = x.reshape(x.shape[0], self.clients, -1, *x.shape[2:]).transpose(0, 1)
         return by_client.reshape(self.clients, x.shape[0], -1)
-
-
-def _batch_norm(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Run ``F.batch_norm``, in our kernels if they are faster."""
-    # Both or none of scale and shift, and of the statistics.
-    is_usual = (mean is None) == (var is None) and (scale is None) == (shift is None)
-    if training and is_usual and convolution.is_on_gpu(x) and convolution.has_triton():
-        # Slow to import, and only for torch builds with CUDA.
-        from . import norm_triton
-
-        if norm_triton.can_normalise(x, momentum):
-            running = None
-            if mean is not None and var is not None:
-                running = (mean, var)
-            affine = None
-            if scale is not None and shift is not None:
-                affine = (scale, shift)
-            return norm_triton.batch_norm(x, running, affine, momentum, eps)
-    return F.batch_norm(x, mean, var, scale, shift, training, momentum, eps)
 
 
 def _pair(value: Any) -> convolution.Pair:
@@ -472,15 +450,21 @@ class _Linear(torch.autograd.Function):
 def normalise_examples(
     x: Tensor,
     weight: Tensor,
-    running: tuple[Tensor | None, Tensor | None],
-    affine: tuple[Tensor, Tensor],
+    running: OptionalPair,
+    affine: OptionalPair,
     momentum: float,
     eps: float,
 ) -> Tensor:
     """Normalise x (N, K·C, ...) in train mode; ``weight`` (K, N) is 1 for examples, 0 for padding.
 
     The ``running`` mean and variance are updated in place as torch does: with unbiased variance.
+    ``affine``: scale and shift.
     """
+    scale, bias = affine
+    if scale is None:
+        scale = x.new_ones(x.shape[1])
+    if bias is None:
+        bias = torch.zeros_like(scale)
     channels = x.shape[1] // len(weight)
     trailing = [1] * (x.dim() - 2)
     # `weight` in a shape that broadcasts over x: (N, K·C, 1, ...).
@@ -495,7 +479,7 @@ def normalise_examples(
     # r of the formula above. A client whose batch is all padding has no examples to divide by.
     ratio = (len(x) / weight.sum(1).clamp_min(1)).repeat_interleave(channels)
     normalise = _NormaliseExamples.apply if x.is_cuda else _normalise_eagerly
-    y, mean, var = normalise(shifted, is_example, ratio, *affine, eps)
+    y, mean, var = normalise(shifted, is_example, ratio, scale, bias, eps)
 
     places = x.numel() // x.shape[1]
     count = places / ratio

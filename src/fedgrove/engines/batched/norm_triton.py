@@ -17,6 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+Pair = tuple[int, int]
+OptionalPair = tuple[Tensor | None, Tensor | None]
+
 CHANNELS = 64
 """The channels of a program: 128 bytes of each row in bf16, and 256 in float32."""
 ROWS = 32
@@ -26,38 +29,66 @@ PROGRAMS = 640
 
 
 @triton.jit
+def _find_places(start, rows, channels, channel, is_channel, ROWS: tl.constexpr):
+    """Where a block of rows lies, and which of its numbers exist."""
+    row = start + tl.arange(0, ROWS)
+    here = (row < rows)[:, None] & is_channel[None, :]
+    return row.to(tl.int64)[:, None] * channels + channel[None, :], here
+
+
+@triton.jit
 def _about_the_mean(x, rows, channels, channel, is_channel, ROWS: tl.constexpr):
     """The mean of the first rows, per channel."""
-    row = tl.arange(0, ROWS)
-    here = (row < rows)[:, None] & is_channel[None, :]
-    first = tl.load(x + row[:, None] * channels + channel[None, :], mask=here, other=0.0)
+    place, here = _find_places(0, rows, channels, channel, is_channel, ROWS)
+    first = tl.load(x + place, mask=here, other=0.0)
     return tl.sum(first.to(tl.float32), 0) / tl.minimum(rows, ROWS)
 
 
 @triton.jit
-def _sums(x, parts, rows, channels, rows_each, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def _sums(
+    x,
+    dy,
+    mean_of,
+    inverse_std_of,
+    parts,
+    rows,
+    channels,
+    rows_each,
+    BACKWARD: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """Sums over some rows, per channel: of the values, and of their squares.
 
-    Less about their mean, so that the squares of large values do not hide a small variance.
+    Less about their mean, so that the squares of large values do not hide a small variance. With
+    ``BACKWARD`` the sums are of the gradient, and of it times the normalised value.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     is_channel = channel < channels
-    shift = _about_the_mean(x, rows, channels, channel, is_channel, ROWS)
+    if BACKWARD:
+        shift = tl.load(mean_of + channel, mask=is_channel, other=0.0)
+    else:
+        shift = _about_the_mean(x, rows, channels, channel, is_channel, ROWS)
     # Row by row of a block, and together at the end: threads need not wait for each other before.
     totals = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    squares = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    products = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     first = tl.program_id(1) * rows_each
     for start in range(first, tl.minimum(first + rows_each, rows), ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < rows)[:, None] & is_channel[None, :]
-        place = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        place, here = _find_places(start, rows, channels, channel, is_channel, ROWS)
         value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
         value = tl.where(here, value - shift[None, :], 0.0)
-        totals += value
-        squares += value * value
+        if BACKWARD:
+            summed = tl.load(dy + place, mask=here, other=0.0).to(tl.float32)
+        else:
+            summed = value
+        totals += summed
+        products += summed * value
     part = parts + tl.program_id(1) * 2 * channels + channel
+    total = tl.sum(products, 0)
+    if BACKWARD:
+        total = total * tl.load(inverse_std_of + channel, mask=is_channel, other=0.0)
     tl.store(part, tl.sum(totals, 0), mask=is_channel)
-    tl.store(part + channels, tl.sum(squares, 0), mask=is_channel)
+    tl.store(part + channels, total, mask=is_channel)
 
 
 @triton.jit
@@ -103,9 +134,7 @@ def _normalise(
         offset = tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)
     first = tl.program_id(1) * rows_each
     for start in range(first, tl.minimum(first + rows_each, rows), ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < rows)[:, None] & is_channel[None, :]
-        place = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        place, here = _find_places(start, rows, channels, channel, is_channel, ROWS)
         value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
         tl.store(y + place, (value - mean[None, :]) * factor[None, :] + offset[None, :], mask=here)
     if tl.program_id(1) == 0:
@@ -120,40 +149,6 @@ def _normalise(
             new_var = old_var + momentum * (unbiased - old_var)
             tl.store(running_mean + channel, new_mean, mask=is_channel)
             tl.store(running_var + channel, new_var, mask=is_channel)
-
-
-@triton.jit
-def _gradient_sums(
-    x,
-    dy,
-    mean_of,
-    inverse_std_of,
-    parts,
-    rows,
-    channels,
-    rows_each,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    """Sums over some rows, per channel: of the gradient, and of it times the normalised value."""
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    is_channel = channel < channels
-    mean = tl.load(mean_of + channel, mask=is_channel, other=0.0)
-    inverse_std = tl.load(inverse_std_of + channel, mask=is_channel, other=0.0)
-    totals = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    products = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    first = tl.program_id(1) * rows_each
-    for start in range(first, tl.minimum(first + rows_each, rows), ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < rows)[:, None] & is_channel[None, :]
-        place = row.to(tl.int64)[:, None] * channels + channel[None, :]
-        value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
-        gradient = tl.load(dy + place, mask=here, other=0.0).to(tl.float32)
-        totals += gradient
-        products += gradient * (value - mean[None, :])
-    part = parts + tl.program_id(1) * 2 * channels + channel
-    tl.store(part, tl.sum(totals, 0), mask=is_channel)
-    tl.store(part + channels, tl.sum(products, 0) * inverse_std, mask=is_channel)
 
 
 @triton.jit
@@ -193,9 +188,7 @@ def _gradients(
     slope = products / rows * inverse_std
     first = tl.program_id(1) * rows_each
     for start in range(first, tl.minimum(first + rows_each, rows), ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < rows)[:, None] & is_channel[None, :]
-        place = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        place, here = _find_places(start, rows, channels, channel, is_channel, ROWS)
         value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
         gradient = tl.load(dy + place, mask=here, other=0.0).to(tl.float32)
         along = (value - mean[None, :]) * slope[None, :]
@@ -211,42 +204,36 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        running: tuple[Tensor, Tensor] | None,
+        running: OptionalPair,
         scale: Tensor | None,
         bias: Tensor | None,
         momentum: float,
         eps: float,
     ) -> Tensor:
         """Triton kernels: the normalised images; running statistics are moved in place."""
-        rows, channels, blocks, count = _division(x)
-        parts = torch.empty((count, 2, channels), dtype=torch.float32, device=x.device)
-        mean = torch.empty(channels, dtype=torch.float32, device=x.device)
+        grid, sizes, parts = _divide(x)
+        mean = torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
         inverse_std = torch.empty_like(mean)
         y = torch.empty_like(x)
-        rows_each = _rows_each(rows, count)
-        sizes = {"ROWS": ROWS, "CHANNELS": CHANNELS}
-        _sums[(blocks, count)](x, parts, rows, channels, rows_each, **sizes)
         # What is not there is not read; a kernel needs some address all the same.
-        running_mean, running_var = running or (mean, mean)
-        _normalise[(blocks, count)](
+        _sums[grid](x, x, mean, inverse_std, parts, BACKWARD=False, **sizes)
+        running_mean, running_var = running
+        _normalise[grid](
             x,
             parts,
             mean if scale is None else scale,
             mean if bias is None else bias,
-            running_mean,
-            running_var,
+            mean if running_mean is None else running_mean,
+            mean if running_var is None else running_var,
             y,
             mean,
             inverse_std,
-            rows,
-            channels,
-            rows_each,
-            count,
-            momentum,
-            eps,
+            count=len(parts),
+            momentum=momentum,
+            eps=eps,
             HAS_AFFINE=scale is not None,
-            HAS_RUNNING=running is not None,
-            COUNT=triton.next_power_of_2(count),
+            HAS_RUNNING=running_mean is not None,
+            COUNT=triton.next_power_of_2(len(parts)),
             **sizes,
         )
         ctx.save_for_backward(x, mean, inverse_std, scale)
@@ -257,17 +244,12 @@ class _BatchNorm(torch.autograd.Function):
         """Triton kernels: the gradient of the images, and those of scale and bias."""
         x, mean, inverse_std, scale = ctx.saved_tensors
         dy = grads[0].contiguous(memory_format=torch.channels_last)
-        rows, channels, blocks, count = _division(x)
-        parts = torch.empty((count, 2, channels), dtype=torch.float32, device=x.device)
+        grid, sizes, parts = _divide(x)
         dx = torch.empty_like(x)
         d_scale = torch.empty_like(mean)
         d_bias = torch.empty_like(mean)
-        rows_each = _rows_each(rows, count)
-        sizes = {"ROWS": ROWS, "CHANNELS": CHANNELS}
-        _gradient_sums[(blocks, count)](
-            x, dy, mean, inverse_std, parts, rows, channels, rows_each, **sizes
-        )
-        _gradients[(blocks, count)](
+        _sums[grid](x, dy, mean, inverse_std, parts, BACKWARD=True, **sizes)
+        _gradients[grid](
             x,
             dy,
             mean if scale is None else scale,
@@ -277,12 +259,9 @@ class _BatchNorm(torch.autograd.Function):
             dx,
             d_scale,
             d_bias,
-            rows,
-            channels,
-            rows_each,
-            count,
+            count=len(parts),
             HAS_AFFINE=scale is not None,
-            COUNT=triton.next_power_of_2(count),
+            COUNT=triton.next_power_of_2(len(parts)),
             **sizes,
         )
         if scale is None:
@@ -290,24 +269,27 @@ class _BatchNorm(torch.autograd.Function):
         return dx, None, d_scale.to(scale.dtype), d_bias.to(scale.dtype), None, None
 
 
-def _division(x: Tensor) -> tuple[int, int, int, int]:
-    """Rows and channels, blocks of channels, and into how many parts the rows are divided."""
+def _divide(x: Tensor) -> tuple[Pair, dict[str, int], Tensor]:
+    """Divide the rows and channels of x: programs, sizes, and room for the sums of each part."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    blocks: int = triton.cdiv(channels, CHANNELS)
-    parts_wanted: int = triton.cdiv(PROGRAMS, blocks)
+    blocks = triton.cdiv(channels, CHANNELS)
+    parts_wanted = triton.cdiv(PROGRAMS, blocks)
     # Each should read a few times, or adding the parts up takes longer than it saves.
-    most: int = triton.cdiv(rows, 2 * ROWS)
-    count = max(1, min(parts_wanted, most))
+    most = triton.cdiv(rows, 2 * ROWS)
+    # Whole blocks, so that no row belongs to two parts.
+    rows_each = triton.cdiv(triton.cdiv(rows, max(1, min(parts_wanted, most))), ROWS) * ROWS
     # No part is empty.
-    count = triton.cdiv(rows, _rows_each(rows, count))
-    return rows, channels, blocks, count
-
-
-def _rows_each(rows: int, count: int) -> int:
-    """Return the rows of a part: whole blocks, so that no row belongs to two."""
-    each: int = triton.cdiv(triton.cdiv(rows, count), ROWS) * ROWS
-    return each
+    count = triton.cdiv(rows, rows_each)
+    sizes = {
+        "rows": rows,
+        "channels": channels,
+        "rows_each": rows_each,
+        "ROWS": ROWS,
+        "CHANNELS": CHANNELS,
+    }
+    parts = torch.empty((count, 2, channels), dtype=torch.float32, device=x.device)
+    return (blocks, count), sizes, parts
 
 
 def can_normalise(x: Tensor, momentum: float | None) -> bool:
@@ -320,13 +302,11 @@ def can_normalise(x: Tensor, momentum: float | None) -> bool:
 
 
 def batch_norm(
-    x: Tensor,
-    running: tuple[Tensor, Tensor] | None,
-    affine: tuple[Tensor, Tensor] | None,
-    momentum: float,
-    eps: float,
+    x: Tensor, running: OptionalPair, affine: OptionalPair, momentum: float, eps: float
 ) -> Tensor:
-    """Triton kernels for ``F.batch_norm`` in train mode, of images with channels last."""
-    scale, bias = affine or (None, None)
-    y: Tensor = _BatchNorm.apply(x, running, scale, bias, momentum, eps)
+    """Triton kernels for ``F.batch_norm`` in train mode, of images with channels last.
+
+    There are both or none of the running statistics, and of scale and shift (``affine``).
+    """
+    y: Tensor = _BatchNorm.apply(x, running, *affine, momentum, eps)
     return y

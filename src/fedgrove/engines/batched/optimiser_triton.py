@@ -25,19 +25,25 @@ BLOCK = 1024
 
 
 @triton.jit
-def _sgd(
+def _step(
     w,
     g,
-    v,
+    first,
+    second,
     mask,
     active,
     scale,
-    lr,
-    momentum,
     weight_decay,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    correction1,
+    correction2,
     numbers,
     mask_row,
     number_stride,
+    IS_ADAM: tl.constexpr,
     HAS_MOMENTUM: tl.constexpr,
     HAS_DECAY: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -45,7 +51,10 @@ def _sgd(
     HAS_SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of one client's numbers: w and v move."""
+    """A block of one client's numbers: w moves, and so does what the optimiser remembers.
+
+    Adam remembers both moments, SGD its velocity as the first one; ``beta1`` is then its momentum.
+    """
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = place < numbers
@@ -61,62 +70,21 @@ def _sgd(
         gradient = gradient * tl.load(scale + client)
     if HAS_DECAY:
         gradient = gradient + tl.load(weight_decay + client * number_stride) * weight
-    if HAS_MOMENTUM:
-        velocity = tl.load(v + at, mask=here)
-        gradient = tl.load(momentum + client * number_stride) * velocity + gradient
-        tl.store(v + at, gradient, mask=here)
-    tl.store(w + at, weight - tl.load(lr + client) * gradient, mask=here)
-
-
-@triton.jit
-def _adam(
-    w,
-    g,
-    m,
-    v,
-    mask,
-    active,
-    scale,
-    lr,
-    beta1,
-    beta2,
-    eps,
-    weight_decay,
-    correction1,
-    correction2,
-    numbers,
-    mask_row,
-    number_stride,
-    HAS_DECAY: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_ACTIVE: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """A block of one client's numbers: w and both moments move."""
-    client = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = place < numbers
-    if HAS_ACTIVE:
-        here = here & tl.load(active + client)
-    at = client * numbers + place
-    weight = tl.load(w + at, mask=here)
-    gradient = tl.load(g + at, mask=here)
-    if HAS_MASK:
-        kept = tl.load(mask + client * mask_row + place, mask=here)
-        gradient = gradient * kept.to(gradient.dtype)
-    if HAS_SCALE:
-        gradient = gradient * tl.load(scale + client)
-    if HAS_DECAY:
-        gradient = gradient + tl.load(weight_decay + client * number_stride) * weight
-    b1 = tl.load(beta1 + client * number_stride)
-    b2 = tl.load(beta2 + client * number_stride)
-    first = b1 * tl.load(m + at, mask=here) + (1 - b1) * gradient
-    second = b2 * tl.load(v + at, mask=here) + (1 - b2) * gradient * gradient
-    root = tl.sqrt(second / tl.load(correction2 + client)) + tl.load(eps + client * number_stride)
-    step = tl.load(lr + client) * (first / tl.load(correction1 + client)) / root
-    tl.store(m + at, first, mask=here)
-    tl.store(v + at, second, mask=here)
+    if IS_ADAM:
+        b1 = tl.load(beta1 + client * number_stride)
+        b2 = tl.load(beta2 + client * number_stride)
+        m = b1 * tl.load(first + at, mask=here) + (1 - b1) * gradient
+        v = b2 * tl.load(second + at, mask=here) + (1 - b2) * gradient * gradient
+        root = tl.sqrt(v / tl.load(correction2 + client)) + tl.load(eps + client * number_stride)
+        step = tl.load(lr + client) * (m / tl.load(correction1 + client)) / root
+        tl.store(first + at, m, mask=here)
+        tl.store(second + at, v, mask=here)
+    else:
+        if HAS_MOMENTUM:
+            velocity = tl.load(first + at, mask=here)
+            gradient = tl.load(beta1 + client * number_stride) * velocity + gradient
+            tl.store(first + at, gradient, mask=here)
+        step = tl.load(lr + client) * gradient
     tl.store(w + at, weight - step, mask=here)
 
 
@@ -157,69 +125,53 @@ def update(
         grads = {k: g * mask[k] if k in mask else g for k, g in grads.items()}
         scale = _clip_scales(grads, recipe.clip)
     is_adam = isinstance(optimiser, Adam)
+    has_momentum = not is_adam and isinstance(optimiser.momentum, Tensor)
+    has_decay = isinstance(optimiser.weight_decay, Tensor)
+    # What a kernel does not read still needs an address.
+    per_client = dict.fromkeys(("beta1", "beta2", "eps", "correction1", "correction2"), lr)
+    remembered: list[Tensor] = []
     if is_adam:
         t = state["t"][:clients]
         # A client that is done stays at its number of steps.
         t += 1 if active is None else active
-        correction1 = (1 - optimiser.beta1**t).contiguous()
-        correction2 = (1 - optimiser.beta2**t).contiguous()
+        per_client["beta1"] = optimiser.beta1
+        per_client["beta2"] = optimiser.beta2
+        per_client["eps"] = optimiser.eps
+        per_client["correction1"] = (1 - optimiser.beta1**t).contiguous()
+        per_client["correction2"] = (1 - optimiser.beta2**t).contiguous()
+        remembered = [state["m"], state["v"]]
+    elif has_momentum:
+        per_client["beta1"] = optimiser.momentum
+        remembered = [state["v"]]
     begin = 0
     for name, grad in grads.items():
         w = tree[name]
         numbers = grad[0].numel()
         kept = mask.get(name)
-        common = {
-            "HAS_DECAY": isinstance(optimiser.weight_decay, Tensor),
-            "HAS_MASK": kept is not None,
-            "HAS_ACTIVE": active is not None,
-            "HAS_SCALE": scale is not None,
-            "BLOCK": BLOCK,
-        }
-        mask_row = 0 if kept is None else kept.stride(0)
-        # What a kernel does not read still needs an address.
-        pointers = [kept, active, scale]
-        mask_at, active_at, scale_at = (w if pointer is None else pointer for pointer in pointers)
-        decay_at = optimiser.weight_decay if common["HAS_DECAY"] else w
-        grid = (triton.cdiv(numbers, BLOCK), clients)
-        if is_adam:
-            _adam[grid](
-                w,
-                grad,
-                _block(state["m"], begin, numbers),
-                _block(state["v"], begin, numbers),
-                mask_at,
-                active_at,
-                scale_at,
-                lr,
-                optimiser.beta1,
-                optimiser.beta2,
-                optimiser.eps,
-                decay_at,
-                correction1,
-                correction2,
-                numbers,
-                mask_row,
-                optimiser.beta1.stride(0),
-                **common,
-            )
-        else:
-            has_momentum = isinstance(optimiser.momentum, Tensor)
-            _sgd[grid](
-                w,
-                grad,
-                _block(state["v"], begin, numbers) if has_momentum else w,
-                mask_at,
-                active_at,
-                scale_at,
-                lr,
-                optimiser.momentum if has_momentum else w,
-                decay_at,
-                numbers,
-                mask_row,
-                optimiser.lr.stride(0),
-                HAS_MOMENTUM=has_momentum,
-                **common,
-            )
+        blocks = [_block(vectors, begin, numbers) for vectors in remembered]
+        first, second, *_ = (*blocks, w, w)
+        _step[triton.cdiv(numbers, BLOCK), clients](
+            w,
+            grad,
+            first,
+            second,
+            w if kept is None else kept,
+            w if active is None else active,
+            w if scale is None else scale,
+            optimiser.weight_decay if has_decay else w,
+            lr,
+            numbers=numbers,
+            mask_row=0 if kept is None else kept.stride(0),
+            number_stride=optimiser.lr.stride(0),
+            IS_ADAM=is_adam,
+            HAS_MOMENTUM=has_momentum,
+            HAS_DECAY=has_decay,
+            HAS_MASK=kept is not None,
+            HAS_ACTIVE=active is not None,
+            HAS_SCALE=scale is not None,
+            BLOCK=BLOCK,
+            **per_client,
+        )
         begin += numbers
 
 

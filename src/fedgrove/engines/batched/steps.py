@@ -328,10 +328,21 @@ class Stack:
             moved[self.stage.end] = buffers
         self._write(slice(count), moved, active)
 
-    def advance_clients(self, clients: Tensor, step: int, width: int) -> None:
-        """Do step ``step`` of some clients whose batches have exactly ``width`` examples."""
-        batch = self.plan.batch(self.data, clients, step, width)
-        self._write(clients, self._step(clients, batch), active=None)
+    def advance_by_batch_size(self, step: int) -> None:
+        """Do a step under vmap, where BatchNorm takes no weights: batches of equal size together.
+
+        Args:
+            step: The number of the step, which the device knows too.
+        """
+        clients_by_size: dict[int, list[int]] = {}
+        for client, size in enumerate(self.plan.sizes[:, step].tolist()):
+            if size:
+                clients_by_size.setdefault(size, []).append(client)
+        for size in sorted(clients_by_size):
+            clients = torch.tensor(clients_by_size[size], device=self.step.device)
+            batch = self.plan.batch(self.data, clients, step, size)
+            self._write(clients, self._step(clients, batch), active=None)
+        self.step += 1
 
     def _step(self, clients: Any, batch: Batch, ragged: bool = False) -> Carry:
         """Return the updated trees of some clients after one step."""
@@ -465,21 +476,9 @@ def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None
         # Only BatchNorm mixes examples; for others an example of weight 0 changes nothing.
         ragged = stack.net.layout.batch_norm and not all_full
         if ragged and not stack.use_grouped:
-            _advance_by_batch_size(stack, step)
+            stack.advance_by_batch_size(step)
         elif advance is None:
             stack.advance(active, True, ragged)
         else:
             advance(active, ragged)
     return stack.result()
-
-
-def _advance_by_batch_size(stack: Stack, step: int) -> None:
-    """Do a step under vmap, where BatchNorm takes no weights: batches of equal size together."""
-    clients_by_size: dict[int, list[int]] = {}
-    for client, size in enumerate(stack.plan.sizes[:, step].tolist()):
-        if size:
-            clients_by_size.setdefault(size, []).append(client)
-    for size in sorted(clients_by_size):
-        clients = torch.tensor(clients_by_size[size], device=stack.hyperparameters.device)
-        stack.advance_clients(clients, step, size)
-    stack.step += 1

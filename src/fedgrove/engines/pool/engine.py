@@ -177,8 +177,10 @@ class Pool:
             inherited = [worker.pipe for worker in self._team]
             inherited.append(server_end)
         else:
-            # A spawned process inherits nothing.
-            runs = self._pack_runs()
+            # A spawned process inherits nothing. Packed once for all that start together.
+            if self._packed_runs is None:
+                self._packed_runs = pack_runs(self._runs)
+            runs = self._packed_runs
         process = context.Process(  # type: ignore[attr-defined]
             target=serve, args=(worker_end, inherited, runs, os.getpid()), daemon=True
         )
@@ -196,12 +198,6 @@ class Pool:
             # Only the worker may have this end open: then its death closes the pipe.
             worker_end.close()
         return Worker(process, server_end, time.monotonic())
-
-    def _pack_runs(self) -> PackedRuns:
-        """Pack all runs for workers that inherit nothing, once for all that start together."""
-        if self._packed_runs is None:
-            self._packed_runs = pack_runs(self._runs)
-        return self._packed_runs
 
     def _drop_packed_runs(self) -> None:
         if self._packed_runs is not None:
@@ -289,7 +285,7 @@ class Pool:
         if worker.job is not None:
             job = worker.job
             worker.job = None
-            window.note(job, time.monotonic() - worker.since)
+            self._paces.note(*window.open[job], time.monotonic() - worker.since)
             window.finish(job, message)
             shared.drop(worker.reply)
             return
@@ -332,7 +328,7 @@ class Pool:
             self._remove(worker)
             _, task = window.open[worker.job]
             assert self.timeout is not None
-            window.lose(worker.job, lose_late(task, self.timeout))
+            window.close(worker.job, lose_late(task, self.timeout))
 
     def _handle_death(self, worker: Worker, window: Window) -> None:
         """Handle the death of a worker: its job is tried once more, then it is lost."""
@@ -352,7 +348,7 @@ class Pool:
                 f"worker {died} while it worked for client {task.to}, as one had before; it may "
                 "have run out of memory."
             )
-            window.lose(worker.job, Lost(task.to, "died", sentence))
+            window.close(worker.job, Lost(task.to, "died", sentence))
 
     def _count_failed_start(self, died: str) -> None:
         """Give up if workers end again and again before they have started.

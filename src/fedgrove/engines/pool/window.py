@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from ...core import Answer, Job, Lost, Task
+from ...core import Answer, Job, Task
 from ...errors import EngineError
 from ...runs.run import Run
 from ...trees import Tree
@@ -123,11 +123,6 @@ class Window:
             blocks.append(self.blocks[key])
         return blocks
 
-    def note(self, job: int, seconds: float) -> None:
-        """Note the seconds after which a worker answered a job."""
-        run, task = self.open[job]
-        self.paces.note(run, task, seconds)
-
     def finish(self, job: int, message: bytes) -> None:
         """Turn a worker's message into the answer to its job."""
         _, task = self.open[job]
@@ -138,16 +133,12 @@ class Window:
             outcome = lose_unreadable(task, error)
         if isinstance(outcome, Failed):
             raise EngineError(outcome.sentence)
-        self._close(job, outcome)
+        self.close(job, outcome)
 
-    def lose(self, job: int, lost: Lost) -> None:
-        """Finish a job of the pool that will have no reply."""
-        self._close(job, lost)
-
-    def _close(self, job: int, outcome: Answer) -> None:
-        run, task = self.open.pop(job)
+    def close(self, job: int, outcome: Answer) -> None:
+        """Move a job of the pool from the open ones to those that have an answer."""
+        self.done[job] = (self.open.pop(job), outcome)
         self.running.discard(job)
-        self.done[job] = ((run, task), outcome)
         self._release(job)
 
     def _release(self, job: int) -> None:
