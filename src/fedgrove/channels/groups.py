@@ -263,10 +263,7 @@ def find_channels_with_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) 
 
 def _find_alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     """Return which channels have an entry left in any parameter."""
-    parameters = []
-    for place in group.places:
-        if place.role != "statistic":
-            parameters.append(place)
+    parameters = group.places_with("filter", "bias", "scale", "shift", "input")
     return _find_alive_in(group.size, parameters, mask)
 
 

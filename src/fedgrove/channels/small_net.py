@@ -106,21 +106,20 @@ class SmallNet:
             known: Narrowed leaves to reuse; those narrowed here are added. The full leaves must
                 stay alive as long as it is in use.
         """
-        trees: dict[str, Tree] = {}
-        for name, tree in carry.items():
-            trees[name] = tree if name in whole else self._narrow_once(tree, known)
-        return trees
-
-    def _narrow_once(self, tree: Tree, known: NarrowedLeaves | None) -> Tree:
         if known is None:
-            return self.narrow(tree)
-        narrowed: Tree = {}
-        for name, leaf in tree.items():
-            key = (id(self), name, id(leaf))
-            if key not in known:
-                known[key] = self.narrow({name: leaf})[name]
-            narrowed[name] = known[key]
-        return narrowed
+            known = {}
+        trees = dict(carry)
+        for tree_name, tree in carry.items():
+            if tree_name in whole:
+                continue
+            narrowed: Tree = {}
+            for name, leaf in tree.items():
+                key = (id(self), name, id(leaf))
+                if key not in known:
+                    known[key] = self.narrow({name: leaf})[name]
+                narrowed[name] = known[key]
+            trees[tree_name] = narrowed
+        return trees
 
     def widen(self, tree: Mapping[str, Tensor]) -> Tree:
         """Undo :meth:`narrow`: removed entries become 0, those of running variances 1."""

@@ -191,10 +191,8 @@ def restore_submodel(carry: Carry, client: Client) -> Carry:
     mask = make_client_mask(client, channels)
     model = trees.pick(complete, client.layout.shapes)
 
-    next_carry = {}
-    for name, tree in carry.items():
-        if name != "model.mask":
-            next_carry[name] = tree
+    next_carry = dict(carry)
+    next_carry.pop("model.mask", None)
     if not mask:
         next_carry["model"] = model
     else:
@@ -220,11 +218,8 @@ def list_shared_tensors(layout: Layout, head: bool) -> list[str]:
     local = set(layout.norms)
     if not head:
         local.update(layout.head)
-    shared = []
-    for name in layout.shapes:
-        if name not in local:
-            shared.append(name)
-    return shared
+    weights, statistics = layout.without(local)
+    return [*weights, *statistics]
 
 
 def expected_submodel(net: Net, head: bool) -> ExpectedReport:

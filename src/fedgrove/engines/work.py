@@ -103,10 +103,10 @@ def _copy_task(task: Task) -> Task:
     """Return the task with copies of its packets, as a client on another machine gets it."""
     send = {}
     for name, packet in task.send.items():
-        values = {k: v.clone() for k, v in packet.values.items()}
-        mask = None
-        if packet.mask is not None:
-            mask = {k: v.clone() for k, v in packet.mask.items()}
+        values = trees.map(torch.Tensor.clone, packet.values)
+        mask = packet.mask
+        if mask is not None:
+            mask = trees.map(torch.Tensor.clone, mask)
         send[name] = Packet(values, mask)
     return replace(task, send=send)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..trees import Tree
-from .layout import Layout, named_tensors
+from .layout import Layout, frozen_parameters, named_tensors
 
 SCRATCH = "scratch"
 """The origin of weights without a file."""
@@ -114,15 +114,11 @@ def load_weights(
             f"head; leave {BODY_SUFFIX} out."
         )
     required = dict(named_tensors(module))
-    optional = {}
-    for n, p in module.named_parameters():
-        if not p.requires_grad:
-            optional[n] = p
     left_out = head if origin.body else ()
     for name in left_out:
         del required[name]
     tensors = {name: t for name, t in tensors.items() if name not in left_out}
-    own = required | optional
+    own = required | frozen_parameters(module)
     # All differences, by name, before the first tensor is changed.
     wrong: dict[str, str] = {}
     for name, tensor in own.items():

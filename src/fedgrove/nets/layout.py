@@ -94,10 +94,7 @@ class Layout:
         count = sum(parameter.requires_grad for parameter in module.parameters())
         layers, frozen_macs, writes_input = _observe_layers(module, shape, tensors)
         # Frozen parameters are not in the tree, so only the layout knows of them.
-        frozen = {}
-        for name, p in module.named_parameters():
-            if not p.requires_grad:
-                frozen[name] = p
+        frozen = frozen_parameters(module)
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
         fixed = norms.find_fixed_norms(module)
@@ -302,6 +299,15 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
         if name in saved and buffer.is_floating_point():
             tensors[name] = buffer
     return tensors
+
+
+def frozen_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are frozen (``requires_grad=False``): constants of the module."""
+    frozen = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            frozen[name] = parameter
+    return frozen
 
 
 def probe(module: nn.Module, shape: tuple[int, ...], batch: int = 1) -> Any:

@@ -18,7 +18,7 @@ from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
 from . import norms
 from .forward_state import locate, restore_state
-from .layout import Layout, named_tensors
+from .layout import Layout, frozen_parameters, named_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +139,10 @@ class Net:
         Parameters without a gradient, and the running statistics of norm layers that have none.
         A tree and these are the whole model.
         """
-        frozen = set(self.layout.frozen)
         fixed = {id(buffer) for part in self._fixed_norms for buffer in part.buffers()}
         constants = {}
-        for name, parameter in self.module.named_parameters():
-            if name in frozen:
-                constants[name] = parameter.detach().clone()
+        for name, parameter in frozen_parameters(self.module).items():
+            constants[name] = parameter.detach().clone()
         for name, buffer in self.module.named_buffers():
             if id(buffer) in fixed:
                 constants[name] = buffer.detach().clone()

@@ -242,7 +242,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, paddin
     """Triton kernel: convolve many clients, x (N, K·C, H, W), weight (K, O, kh, kw, C)."""
     clients, filters, kh, kw, depth = weight.shape
     size = find_output_size(x.shape[2:], (kh, kw), stride, padding)
-    y = _empty_images(x, len(x), clients * filters, size)
+    shape = (len(x), clients * filters, *size)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     _launch(x, weight, bias, y, depth, filters, (depth, 1, kh * kw * depth), stride, padding, False)
     return y
 
@@ -394,14 +395,6 @@ def find_output_size(size: Any, kernel: Pair, stride: Pair, padding: Pair) -> Pa
     height = (size[0] + 2 * padding[0] - kernel[0]) // stride[0] + 1
     width = (size[1] + 2 * padding[1] - kernel[1]) // stride[1] + 1
     return height, width
-
-
-def _empty_images(like: Tensor, examples: int, channels: int, size: Pair) -> Tensor:
-    """Images with channels last in memory."""
-    shape = (examples, channels, *size)
-    return torch.empty(
-        shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
-    )
 
 
 def _constants(kernel: Pair, stride: Pair, padding: Pair, tiles: Tiles) -> dict[str, Any]:

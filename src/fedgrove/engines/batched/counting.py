@@ -370,7 +370,7 @@ class Counters:
     def submit(
         self,
         position: int,
-        codec: Codec,
+        codec: Chainable,
         packets: Mapping[str, Packet],
         known: Mapping[str, KnownMask | None],
     ) -> dict[str, Ticket]:
@@ -378,7 +378,7 @@ class Counters:
 
         Args:
             position: The position of the job, which decides the process.
-            codec: Encodes the packets.
+            codec: Encodes the packets; its allowed forms describe it completely.
             packets: By name.
             known: The masks that their receiver knows, by name.
         """
@@ -397,11 +397,9 @@ class Counters:
 
 
 def _pack_request(
-    codec: Codec, packets: Mapping[str, Packet], known: Mapping[str, KnownMask | None]
+    codec: Chainable, packets: Mapping[str, Packet], known: Mapping[str, KnownMask | None]
 ) -> PackedRequest | None:
     """Pack the packets that are large enough; None if there are none."""
-    if not _can_describe(codec):
-        return None
     try:
         large = {name: packet for name, packet in packets.items() if _is_large(packet)}
         if not large:

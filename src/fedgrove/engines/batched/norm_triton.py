@@ -215,16 +215,15 @@ class _BatchNorm(torch.autograd.Function):
         mean = torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
         inverse_std = torch.empty_like(mean)
         y = torch.empty_like(x)
-        # What is not there is not read; a kernel needs some address all the same.
         _sums[grid](x, x, mean, inverse_std, parts, BACKWARD=False, **sizes)
         running_mean, running_var = running
         _normalise[grid](
             x,
             parts,
-            mean if scale is None else scale,
-            mean if bias is None else bias,
-            mean if running_mean is None else running_mean,
-            mean if running_var is None else running_var,
+            _some_address(scale, mean),
+            _some_address(bias, mean),
+            _some_address(running_mean, mean),
+            _some_address(running_var, mean),
             y,
             mean,
             inverse_std,
@@ -252,7 +251,7 @@ class _BatchNorm(torch.autograd.Function):
         _gradients[grid](
             x,
             dy,
-            mean if scale is None else scale,
+            _some_address(scale, mean),
             mean,
             inverse_std,
             parts,
@@ -267,6 +266,11 @@ class _BatchNorm(torch.autograd.Function):
         if scale is None:
             return dx, None, None, None, None, None
         return dx, None, d_scale.to(scale.dtype), d_bias.to(scale.dtype), None, None
+
+
+def _some_address(wanted: Tensor | None, other: Tensor) -> Tensor:
+    """What is not there is not read; a kernel needs some address all the same."""
+    return other if wanted is None else wanted
 
 
 def _divide(x: Tensor) -> tuple[Pair, dict[str, int], Tensor]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import trees
 from ...errors import EngineError
 from ...trees import Tree
 
@@ -171,9 +172,7 @@ def get(block: Block) -> list[Tree]:
         return view(block.index, torch.empty(0, dtype=torch.uint8))
     memory = _open_untracked(block.name)
     buffer = torch.frombuffer(memory.buf, dtype=torch.uint8)
-    forest = [
-        {leaf: value.clone() for leaf, value in tree.items()} for tree in view(block.index, buffer)
-    ]
+    forest = [trees.map(Tensor.clone, tree) for tree in view(block.index, buffer)]
     # Before close(), as in put. The leaves are copies and do not point into the block.
     del buffer
     memory.close()
