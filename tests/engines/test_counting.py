@@ -36,13 +36,22 @@ RECIPE = LocalTraining(1, 8, SGD(0.05))
 METHODS = ("fedavg", "safl", "fedlayerprune", "adfedwcp", "grove", "ca-afp")
 
 
+def stop_counters() -> None:
+    """End the processes; the next call of `get_counters` starts new ones."""
+    counters = counting._COUNTERS
+    if counters is not None and counters.owner == os.getpid():
+        for worker in counters.workers:
+            worker.end()
+    counting._COUNTERS = None
+
+
 @pytest.fixture(autouse=True)
 def _none_left() -> Iterator[None]:
     if torch.cuda.is_initialized():
         pytest.skip("CUDA has begun in this process: none can be started")
-    counting.stop_counters()
+    stop_counters()
     yield
-    counting.stop_counters()
+    stop_counters()
 
 
 def team(number: int = 2) -> list[Worker]:
@@ -430,7 +439,7 @@ def test_a_forked_process_does_not_use_them() -> None:
     if child == 0:
         theirs: Counters | None = get_counters(1)
         own = theirs is not None and theirs is not mine and theirs.owner == os.getpid()
-        counting.stop_counters()
+        stop_counters()
         os._exit(0 if own else 1)
     _, status = os.waitpid(child, 0)
     assert status == 0

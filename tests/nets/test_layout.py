@@ -32,6 +32,7 @@ def test_har_cnn() -> None:
     assert found.macs == 1_745_088
     assert found.activations == 8192 + 4096 + 32 + 6
     assert found.size == 89_254
+    assert found.param_bytes == 4 * 89_254
     assert found.prunable == ("conv1.weight", "conv2.weight", "fc1.weight", "head.weight")
     assert found.prunable_size == 89_254 - 64 - 64 - 32 - 6
     assert found.head == ("head.weight", "head.bias")

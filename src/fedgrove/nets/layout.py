@@ -211,6 +211,11 @@ class Layout:
         """Numbers that the layers output per sample."""
         return sum(layer.activations for layer in self.layers)
 
+    @property
+    def param_bytes(self) -> int:
+        """The size of the network's parameters in float32."""
+        return FLOAT_BYTES * self.size
+
     def first(self, n: int) -> tuple[str, ...]:
         """Return the tensor names of the first ``n`` layers with parameters, layer by layer."""
         return _names_of(self._trained(n)[:n])

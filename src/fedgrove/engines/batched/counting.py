@@ -390,11 +390,6 @@ class Counters:
         ticket = usable[position % len(usable)].submit(packed)
         return dict.fromkeys(packed.names, ticket)
 
-    def end(self) -> None:
-        """End all counting processes."""
-        for worker in self.workers:
-            worker.end()
-
 
 def _pack_request(
     codec: Chainable, packets: Mapping[str, Packet], known: Mapping[str, KnownMask | None]
@@ -455,14 +450,6 @@ def get_counters(wanted: int | None = None) -> Counters | None:
     if not _COUNTERS.workers:
         return None
     return _COUNTERS
-
-
-def stop_counters() -> None:
-    """End the counting processes; the next call of :func:`get_counters` starts new ones."""
-    global _COUNTERS
-    if _COUNTERS is not None and _COUNTERS.owner == os.getpid():
-        _COUNTERS.end()
-    _COUNTERS = None
 
 
 def choose_default_number() -> int:

@@ -4,7 +4,7 @@ How an exchange runs through this package:
 
 1. :meth:`Batched.map` takes the jobs (a run and a task each) in chunks. ``_start_job`` reads the
    client's memory and makes its carry. On a GPU two chunks take turns (:mod:`.scheduling`).
-2. ``_run_groups`` groups the jobs with equal stages and networks, from any run. Learning rates
+2. ``_group_by_work`` groups the jobs with equal stages and networks, from any run. Learning rates
    and other floats may differ (:mod:`.jobs`), and so may masks, data and seeds.
 3. ``_run_stages`` goes through a group's stages in order. Edit and Give run one client at a time,
    on the CPU. Train and Measure run stacked (``_run_stacked``): ``split_into_stacks``
@@ -294,6 +294,13 @@ class Batched:
         key = (tuple(nets), tuple(template for template, _ in templates))
         return Work(stages, key, tuple(templates))
 
+    def _group_by_work(self, jobs: Sequence[ClientJob]) -> list[list[ClientJob]]:
+        """Group jobs with equal stages and networks; their hyperparameters may differ."""
+        groups: dict[Any, list[ClientJob]] = {}
+        for job in jobs:
+            groups.setdefault(job.work.key, []).append(job)
+        return list(groups.values())
+
     # ---- stage by stage --------------------------------------------------------------------------
 
     @contextmanager
@@ -333,14 +340,8 @@ class Batched:
     # Generators from here on (:mod:`.scheduling`): they yield while a GPU works for them.
 
     def _run_groups(self, jobs: Sequence[ClientJob]) -> Iterator[None]:
-        """Run all stages of jobs of any kind: those with equal stages and networks together.
-
-        Their hyperparameters may differ.
-        """
-        groups: dict[Any, list[ClientJob]] = {}
-        for job in jobs:
-            groups.setdefault(job.work.key, []).append(job)
-        return take_turns([self._run_stages(group) for group in groups.values()])
+        """Run all stages of jobs of any kind."""
+        return take_turns([self._run_stages(group) for group in self._group_by_work(jobs)])
 
     def _run_stages(self, jobs: Sequence[ClientJob]) -> Iterator[None]:
         """Run all stages of jobs with equal work; a lost job stops at once."""
