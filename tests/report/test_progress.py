@@ -49,6 +49,19 @@ def test_a_resumed_run_counts_what_was_sent_before_but_judges_time_by_now(
     assert capsys.readouterr().err == "round 3/4  accuracy 50.0 %  2.0 MiB  10 s  10 s left\n"
 
 
+def test_an_exchange_that_completes_no_round_repeats_no_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgrove.report.progress.PRINT_EVERY", 0.0)
+    with show_progress(3) as watch:
+        for n in (1, 1, 2, 3):
+            watch({**LINE, "round": n})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["round 1/3", "round 2/3", "round 3/3"]
+    # What the exchange sent is in the next line.
+    assert "3.0 MiB" in lines[1]
+
+
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress(1, quiet=True) as watch:
         watch(LINE)

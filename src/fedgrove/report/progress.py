@@ -177,13 +177,17 @@ def _show_in_bar(bar: Progress, totals: _Totals) -> Callable[[Line], None]:
 def _print_lines(totals: _Totals) -> Callable[[Line], None]:
     # Long ago, so that the first line comes at once.
     printed_at = 0.0
+    printed_round = -1
 
     def take(line: Line) -> None:
-        nonlocal printed_at
+        nonlocal printed_at, printed_round
         totals.add(line)
         is_due = time.monotonic() - printed_at >= PRINT_EVERY
-        if is_due or totals.is_trained:
+        # An exchange that completes no round, as the one that finds groups, would repeat a line.
+        is_new_round = totals.round != printed_round
+        if is_new_round and (is_due or totals.is_trained):
             printed_at = time.monotonic()
+            printed_round = totals.round
             # Flushed, because somebody may read the log file while the run trains.
             print(totals.describe_all(), file=sys.stderr, flush=True)
 

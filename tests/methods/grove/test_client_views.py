@@ -38,6 +38,7 @@ def test_a_view_by_hand() -> None:
 def test_what_was_made_for_a_client_is_noted_only_as_it_was_made() -> None:
     """Kept until its report is folded, and made anew of another model, share or mask."""
     held = client_views.first({"w": torch.zeros(4)}, ALL, False)
+    held = replace(held, views={7: {"w": torch.zeros(4)}})
     model = {"w": torch.tensor([4.0, 2.0, 1.0, 1.0])}
     sent = client_views.packets(held, 7, ALL, model, 0.5, None, {}, will_report=True)["change"]
     assert held.sent[7].change is sent.values
@@ -53,9 +54,29 @@ def test_what_was_made_for_a_client_is_noted_only_as_it_was_made() -> None:
         client_views.packets(held, 7, ALL, model, 0.5, None, {}, will_report=True)
         assert client_views.next_view(held, 7, shown, share, kept)["w"].tolist() == expected
         assert not held.sent
-    # Whoever is only told of the model, as for its score, leaves nothing behind.
+    # Scoring a client leaves nothing behind.
     client_views.packets(held, 7, ALL, model, 0.5, None, {})
     assert not held.sent
+
+
+def test_new_clients_share_what_was_made_for_one_of_them() -> None:
+    """Their view is the initial model, (0 0 0 0): half of (4 2 1 1) are two, mean 3."""
+    held = client_views.first({"w": torch.zeros(4)}, ALL, False)
+    held = replace(held, views={7: {"w": torch.ones(4)}})
+    model = {"w": torch.tensor([4.0, 2.0, 1.0, 1.0])}
+
+    def make(client: int, will_report: bool = False) -> Tree:
+        made = client_views.packets(held, client, ALL, model, 0.5, None, {}, will_report)
+        return made["change"].values
+
+    first = make(3)
+    assert first["w"].tolist() == [3.0, 3.0, 0.0, 0.0]
+    assert make(5, will_report=True) is first
+    # After a client's report is folded, the change still serves others.
+    assert client_views.next_view(held, 5, model, 0.5, None)["w"].tolist() == [3.0, 3.0, 0.0, 0.0]
+    assert make(4) is first
+    # A client with a view of its own gets its own change: (3 1 0 0), mean 2.
+    assert make(7)["w"].tolist() == [2.0, 2.0, 0.0, 0.0]
 
 
 def received(

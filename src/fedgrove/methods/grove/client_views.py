@@ -34,6 +34,8 @@ MissedUpdates = dict[tuple[int, int], Mapping[str, Packet]]
 """By group and number of missed updates: what was made for other clients."""
 CHANGE = "change"
 """The packet of a coded difference."""
+NEW = -1
+"""Stands for all clients that have never reported: they have one and the same view."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class ClientViews:
     @cached_property
     def sent(self) -> dict[int, Sent]:
         """Grove: with views, by client: what was last made for it, until its report is folded.
+
+        Clients that have never reported share one entry, :data:`NEW`.
 
         Not part of the state: where it is not known it is made again.
         """
@@ -95,8 +99,10 @@ def packets(
     """
     if views.published is None:
         change = _change(views, client, model, share, mask)
-        if will_report:
-            views.sent[client] = Sent(model, share, mask, change)
+        key = _sent_key(views, client)
+        # Made once for all new clients: there may be many of them, also when clients are scored.
+        if will_report or key == NEW:
+            views.sent[key] = Sent(model, share, mask, change)
         return {CHANGE: make_masked_packet(change, mask)}
     send = dict(versions.packets(views.published, client, group, known))
     if not mask:
@@ -132,8 +138,9 @@ def next_view(
     """Grove: the server's view of a client's model after it received :func:`packets`."""
     before = _view(views, client)
     change = _change(views, client, model, share, mask)
-    # A cohort may be large.
-    views.sent.pop(client, None)
+    # A cohort may be large, but the change of new clients is one for all of them.
+    if client in views.views:
+        views.sent.pop(client, None)
     view = trees.map(torch.add, before, change)
     return trees.apply_mask(view, mask or {})
 
@@ -195,12 +202,17 @@ def thin(views: ClientViews, group: int, mask: Mask) -> ClientViews:
 
 def _change(views: ClientViews, client: int, model: Tree, share: float, mask: Mask | None) -> Tree:
     """The largest of what a client's view lacks."""
-    known = views.sent.get(client)
+    known = views.sent.get(_sent_key(views, client))
     # States are never written into: what was made of the same objects is the same.
     is_same = known is not None and known.model is model and known.share == share
     if known is None or not is_same or not _same_mask(known.mask, mask):
         return coded(share, trees.sub(model, _view(views, client)), mask)
     return known.change
+
+
+def _sent_key(views: ClientViews, client: int) -> int:
+    """Under which number the change for a client is remembered."""
+    return client if client in views.views else NEW
 
 
 def _same_mask(mask: Mask | None, other: Mask | None) -> bool:

@@ -93,6 +93,10 @@ SERVERS = ("auto", "views", "versions")
 READY = 0.9
 """Groups are looked for when this share of the clients that have reported has done so twice."""
 
+CHOICES = {pulled: Packet({"pulled": torch.tensor([pulled])}) for pulled in (False, True)}
+"""The packets that name the better kind of model: one object for all clients, so that it is encoded
+once."""
+
 
 @dataclass(frozen=True)
 class Grove(CommonParts):
@@ -268,7 +272,7 @@ class Grove(CommonParts):
         if self.own == "chosen":
             better, _ = state.merits.get(state.groups.get(client, ALL), (0.0, 0.0))
             # One bit next to the model: before anything is known, the offset.
-            send["choice"] = Packet({"pulled": torch.tensor([better < 0])})
+            send["choice"] = CHOICES[better < 0]
         return send
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
