@@ -1,7 +1,7 @@
 """FedAvg by hand: what ``fedgrove run fedavg`` does, in plain PyTorch; a test compares the two.
 
 Only data, initial weights and random draws come from fedgrove, so that both do the same steps. To
-read beside ``src/fedgrove/methods/fedavg.py``: this is what that file leaves to engines and parts.
+read next to ``src/fedgrove/methods/fedavg.py``: this is what that file leaves to engines and parts.
 Left out: what dropout and BatchNorm need, refusal of damaged updates, checkpoints, real bytes.
 """
 

@@ -84,6 +84,17 @@ def test_a_fresh_import_has_the_modules(name: str) -> None:
     assert done.stdout == f"fedgrove.{name}\n"
 
 
+def test_a_fresh_import_has_all_parts() -> None:
+    script = "import fedgrove as fg; print(fg.parts.objective.Proximal(), dir(fg.parts))"
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert "Proximal(mu=" in shown
+    assert "'aggregate', 'allocate'" in shown
+    with pytest.raises(AttributeError, match=r"'fedgrove\.parts' has no attribute 'nothing'"):
+        _ = fg.parts.nothing
+
+
 def test_the_verbs_are_there_whatever_was_imported_before() -> None:
     for module in ("api", "runs.rounds", "methods", "engines", "export.make"):
         importlib.import_module(f"fedgrove.{module}")

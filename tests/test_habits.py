@@ -91,3 +91,14 @@ def test_the_version_is_the_same_everywhere() -> None:
     # As the release workflow finds it.
     source = (ROOT / "src" / "fedgrove" / "__init__.py").read_text()
     assert re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE) == [version]
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """Only ``State`` is shared: each method has one of its own."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    del homes["State"]
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

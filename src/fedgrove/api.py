@@ -23,8 +23,7 @@ from .config.experiment import Experiment, Federations
 from .config.grid import describe_grid, make_grid
 from .config.plan import Plan, made_here, plan
 from .config.smoke import smoke as make_smaller
-from .config.sweep import FILE as SWEEP_FILE
-from .config.sweep import Sweep
+from .config.sweep import SWEEP_FILE, Sweep
 from .config.toml import (
     check_files,
     check_format,
@@ -50,7 +49,7 @@ from .options.definition import takes
 from .options.groups import EngineOptions
 from .report.progress import show_progress
 from .report.terminal import show_status
-from .runs.clock import NobodyInTime
+from .runs.clock import NoClientInTime
 from .runs.files import cannot_write, fresh_name
 from .runs.folder import RunFolder
 from .runs.lock import locked
@@ -145,7 +144,7 @@ def train_experiment(
         try:
             with _locked(folder):
                 return _finish(planned, folder, engine, progress, watch)
-        except NobodyInTime:
+        except NoClientInTime:
             # Nothing was trained, and the folder is needed again for a longer deadline.
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
@@ -247,7 +246,7 @@ def _finish(
     """Run to the end from the folder's last checkpoint."""
     rounds = planned.run.rounds
 
-    def what_now() -> str:
+    def resume_hint() -> str:
         if is_temporary:
             return "Nothing was kept: a run that can be resumed needs out=DIR."
         saved = folder.rounds_saved()
@@ -269,14 +268,14 @@ def _finish(
             member = planned.member(folder, watch_line)
             summary = train_alone(member, with_faults(engine, [planned.run]))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Interrupted. {what_now()}") from None
-    except (DamageError, NobodyInTime):
+        raise KeyboardInterrupt(f"Interrupted. {resume_hint()}") from None
+    except (DamageError, NoClientInTime):
         # Its sentence says what to do; to resume is what failed.
         raise
     except (FedgroveError, OSError) as error:
         if not is_temporary:
             write_run_report(folder, failure=" ".join(str(error).split()))
-        raise EngineError(f"{error} {what_now()}") from error
+        raise EngineError(f"{error} {resume_hint()}") from error
     # A temporary folder gets its page when it is saved.
     if not is_temporary:
         write_run_report(folder)

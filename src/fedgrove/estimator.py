@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from . import api
 from .core import AnyMethod
 from .data import from_arrays
+from .data.dataset import Array
 from .errors import InputError, check, unknown
 from .options.groups import VALIDATION
 from .runs.model import Model, client_number, r2
 from .runs.result import Result
-
-Array = NDArray[Any]
 
 
 class _Federated:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-MEMORY_SHARE = 1 / 8
+COPIES_SHARE = 1 / 8
 """The share of a GPU's memory that copies may take, since training needs the rest."""
 
 
@@ -79,7 +79,7 @@ def _has_room(more: int, device: torch.device) -> bool:
     """Return whether copies may take ``more`` bytes on a device."""
     if device.type != "cuda":
         return True
-    room = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
+    room = COPIES_SHARE * torch.cuda.get_device_properties(device).total_memory
     return more + count_bytes() <= room
 
 

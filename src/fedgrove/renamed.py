@@ -163,11 +163,18 @@ NAMES = {
         "shaped": "resize_inputs",
         "tasks_of": "split_names",
     },
-    "fedgrove.data.partition": {"deal": "assign_units"},
+    "fedgrove.data.partition": {"KINDS": "PARTITIONS", "deal": "assign_units"},
+    "fedgrove.data.scenario": {"KINDS": "SCENARIOS"},
+    "fedgrove.data.split": {"KINDS": "SPLITS"},
+    "fedgrove.export.formats": {"ExportOptions": "ExportRequest"},
+    "fedgrove.methods.grove.byte_budget": {"Exchange": "SampleMessages"},
+    "fedgrove.methods.grove.client_views": {"Sent": "SentChange"},
+    "fedgrove.nets.norms": {"KINDS": "NORMS"},
     "fedgrove.parts.device_widths": {
         "client_ratios": "fedgrove.methods.fedapta.channel_rules.client_ratios",
         "SharedWidths": "fedgrove.methods.heterofl.State",
     },
+    "fedgrove.parts.group": {"HELD": "MAX_UPDATE_BYTES"},
     "fedgrove.parts.objective": {
         "Clustered": "fedgrove.methods.clusterfl.Clustered",
     },
@@ -175,7 +182,9 @@ NAMES = {
         "Centroids": "fedgrove_lab.bench.kmeans.Centroids",
         "cluster": "fedgrove_lab.bench.kmeans.cluster",
         "QSGD": "fedgrove.methods.fedpaq.QSGD",
+        "Uniform": "UniformQuantiser",
     },
+    "fedgrove.parts.robust": {"Held": "CollectedTrees"},
     "fedgrove.parts.score": {
         "Blend": "fedgrove.methods.ca_afp.score.Blend",
         "coherence": "fedgrove.methods.ca_afp.score.coherence",
@@ -190,6 +199,8 @@ NAMES = {
         "mean_over_outputs": "average_outputs",
         "restricted": "restrict_outputs",
     },
+    "fedgrove.runs.clock": {"NobodyInTime": "NoClientInTime"},
+    "fedgrove.runs.faults": {"KINDS": "FAULT_KINDS"},
     "fedgrove.seeds": {
         "one_thread": "single_thread",
         "own_randomness": "preserve_rng",

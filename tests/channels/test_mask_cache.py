@@ -102,7 +102,7 @@ def test_part_of_a_mask_is_looked_at_for_itself(net: Net) -> None:
 
 def test_no_more_is_held_than_allowed(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask of 3 x 2 + 3 + 3 + 3 + 3 = 18 bytes: two have room in 40, the one used last stays."""
-    monkeypatch.setattr(known, "MOST_BYTES", 40)
+    monkeypatch.setattr(known, "MOST_CACHED_BYTES", 40)
     choices = [{"0": torch.tensor(kept)} for kept in ([True, False, True], [True] * 2 + [False])]
     first = made(net, choices[0])
     second = made(net, choices[1])

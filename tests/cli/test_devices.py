@@ -67,7 +67,9 @@ def test_a_deadline_nobody_can_meet_ends_with_a_sentence_and_nothing_else(
     out, err = capsys.readouterr()
     assert out == ""
     sentence = err.splitlines()[-1]
-    assert sentence.startswith("fedgrove: Nobody answered within --deadline 0.0001: the fastest, c")
+    assert sentence.startswith(
+        "fedgrove: No client answered within --deadline 0.0001: the fastest, c"
+    )
     assert sentence.endswith("Give a longer deadline.")
     assert "Traceback" not in err
     assert not Path("mine").exists()

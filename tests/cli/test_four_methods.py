@@ -37,7 +37,7 @@ def test_four_methods_three_seeds_one_table_one_sentence_one_page(
     assert rows == [[m, n] for m in ALL for n in ("0", "3")]
     folder = here / "runs/local-fedavg-ca-afp-grove-motion"
     sentence = " ".join(lines[lines.index("") + 1 : -1])
-    assert sentence.startswith("As delivered, grove gives clients ")
+    assert sentence.startswith("Before fine-tuning, grove gives clients ")
     assert "; sizes of the groups it found: " in sentence
     assert lines[-1] == "Page: runs/local-fedavg-ca-afp-grove-motion/report.html"
     page = unescape((folder / "report.html").read_text()).replace("\xa0", " ")
@@ -70,7 +70,7 @@ def test_the_sentence_by_hand() -> None:
     # grove: (90 + 70) / 2 = 80, bytes (4 + 2) / 2 = 3 of 200; ca-afp: (90 + 80) / 2 = 85, bytes
     # (120 + 80) / 2 = 100 of 200
     assert describe_gain(runs) == (
-        "As delivered, grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % and "
+        "Before fine-tuning, grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % and "
         "training alone 50.0 %, with 1.5 % of fedavg's bytes (ca-afp: 50 %); sizes of the groups "
         "it found: 8/8, 16."
     )

@@ -100,7 +100,7 @@ def test_a_file_that_changes_makes_the_index_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr(catalogue, "PACKAGE", tmp_path)
+    monkeypatch.setattr(catalogue, "PACKAGE_FOLDER", tmp_path)
     before = fingerprint()
     assert fingerprint() == before
     (tmp_path / "a.py").write_text("12")

@@ -295,7 +295,7 @@ def _accepted(cls: type, hint: object) -> bool:
     return any(_accepts(m, cls) for m in members(hint) if not is_plain(m))
 
 
-def test_parts_of_one_name_are_told_apart_by_their_field() -> None:
+def test_a_field_takes_only_parts_that_do_what_it_needs() -> None:
     class Picks(Protocol):
         def __call__(self, scores: object, density: float) -> object: ...
 
@@ -303,7 +303,9 @@ def test_parts_of_one_name_are_told_apart_by_their_field() -> None:
         def __call__(self, tree: object, draw: object = None) -> object: ...
 
     assert fitting(Picks)["Uniform"] is allocate.Uniform
-    assert fitting(Rounds)["Uniform"] is quantise.Uniform
+    assert "UniformQuantiser" not in fitting(Picks)
+    assert fitting(Rounds)["UniformQuantiser"] is quantise.UniformQuantiser
+    assert "Uniform" not in fitting(Rounds)
 
 
 def test_protocols_take_what_has_their_methods() -> None:

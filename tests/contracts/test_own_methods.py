@@ -460,7 +460,7 @@ class WithSecond(Plain):
 def test_nets_that_cannot_be_told_apart_or_found_are_refused(tmp_path: Path) -> None:
     tiny = federation((12,), (20, 13))
     for method, sentence in (
-        (WithSecond(), "calls a net of its own 'model'"),
+        (WithSecond(), "calls one of its nets 'model'"),
         (WithSecond(second="critic", is_net=False), r"net 'critic' of the method is Sequential"),
         (WithSecond(second="critic", trained="critc"), "did you mean 'critic'"),
     ):

@@ -19,7 +19,7 @@ from tests.contract import small
 from fedgrove import methods
 from fedgrove.core import Lost, Packet, Report, Task
 from fedgrove.engines.batched import counting
-from fedgrove.engines.batched.counting import Counters, Worker, get_counters
+from fedgrove.engines.batched.counting import Counters, CountingWorker, get_counters
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.pool.engine import default_start
 from fedgrove.errors import InputError
@@ -54,7 +54,7 @@ def _none_left() -> Iterator[None]:
     stop_counters()
 
 
-def team(number: int = 2) -> list[Worker]:
+def team(number: int = 2) -> list[CountingWorker]:
     counters = get_counters(number)
     assert counters is not None
     return counters.workers
@@ -219,11 +219,11 @@ def test_many_orders_do_not_fill_the_pipe_of_one_that_hangs(
 def test_they_can_be_lent_again_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = get_counters(1)
 
-    def interrupted(worker: Worker) -> None:
+    def interrupted(worker: CountingWorker) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Worker, "receive_all", interrupted)
+        patch.setattr(CountingWorker, "receive_all", interrupted)
         with pytest.raises(KeyboardInterrupt), counting.borrow_counters(counters):
             pass
     with counting.borrow_counters(counters) as again:
@@ -245,7 +245,7 @@ def test_little_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_more_reports_than_are_handed_out_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counting, "MAX_AHEAD", 1)
+    monkeypatch.setattr(counting, "MAX_AHEAD_PER_WORKER", 1)
     # Reports alone are looked at.
     monkeypatch.setattr(counting, "FEW_RECEIVERS", 0)
     run = run_of(SPARSE, tmp_path)
@@ -425,7 +425,7 @@ def test_none_once_cuda_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_none_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> Worker:
+    def refuse() -> CountingWorker:
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(counting, "_start", refuse)

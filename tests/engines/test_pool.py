@@ -181,7 +181,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     if not Path("/dev/shm").is_dir():
         pytest.skip("shared memory cannot be listed here")
     prefix = "fg" + secrets.token_hex(2)
-    monkeypatch.setattr("fedgrove.engines.pool.shared.PREFIX", prefix)
+    monkeypatch.setattr("fedgrove.engines.pool.shared.BLOCK_PREFIX", prefix)
     return lambda: [p.name for p in Path("/dev/shm").iterdir() if p.name.startswith(prefix)]
 
 

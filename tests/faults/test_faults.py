@@ -21,7 +21,7 @@ from fedgrove.engines.faulty import Faulty
 from fedgrove.errors import InputError
 from fedgrove.methods.ca_afp import CAAFP
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.faults import KINDS, Faults
+from fedgrove.runs.faults import FAULT_KINDS, Faults
 from fedgrove.runs.folder import CHECKPOINT, RunFolder
 from fedgrove.runs.lockstep import Member, train_alone, train_together
 from fedgrove.runs.run import Run
@@ -95,7 +95,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
 def spoilt_runs() -> Iterator[Any]:
     """Every method with every fault; of those that fail alike whatever is sent, one method is enough."""
     for name in NAMED:
-        for kind in KINDS:
+        for kind in FAULT_KINDS:
             marks = () if name != "safl" or kind in ABOUT_TENSORS else pytest.mark.slow
             yield pytest.param(name, kind, id=f"{name}-{kind}", marks=marks)
 
@@ -208,7 +208,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 @pytest.mark.parametrize("name", methods.names())
 def test_every_method_with_every_fault_on_every_engine(
     name: str, kind: str, tmp_path: Path

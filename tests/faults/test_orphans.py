@@ -47,7 +47,7 @@ def sleep(carry, client):
 
 
 if __name__ == "__main__":
-    shared.PREFIX = sys.argv[2]
+    shared.BLOCK_PREFIX = sys.argv[2]
     pool = Pool(workers=2, start=sys.argv[1])
     fedgrove.run(Sleepy(), data="digits", rounds=1, cohort=2, engine=pool, progress=False)
 """

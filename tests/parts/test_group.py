@@ -259,7 +259,7 @@ def test_updates_that_fit_are_held_whole() -> None:
 def test_beyond_what_is_held_clients_are_grouped_by_sketches() -> None:
     """Room for two and a half whole updates: two are held, all six are grouped."""
     size = 20_000
-    updates = Updates(6, held=10 * size)
+    updates = Updates(6, most_bytes=10 * size)
     for k, tree in enumerate(populations(size, 6)):
         updates.add(k, tree)
     assert list(updates.whole) == [0, 1]
@@ -272,7 +272,7 @@ def test_beyond_what_is_held_clients_are_grouped_by_sketches() -> None:
 
 def test_a_group_of_which_nothing_is_held_has_no_centre() -> None:
     size = 20_000
-    updates = Updates(4, held=4 * size)
+    updates = Updates(4, most_bytes=4 * size)
     for k, tree in enumerate(populations(size, 4)):
         updates.add(k, tree)
     assert list(updates.centres(updates.divide(AverageLinkage(), 2))) == [0]
@@ -280,7 +280,7 @@ def test_a_group_of_which_nothing_is_held_has_no_centre() -> None:
 
 def test_one_update_is_held_however_large_it_is() -> None:
     """Else nobody could ever be grouped, and no late joiner placed."""
-    updates = Updates(3, held=0)
+    updates = Updates(3, most_bytes=0)
     for k, tree in enumerate(populations(50, 3)):
         updates.add(k, tree)
     assert list(updates.whole) == [0]

@@ -17,7 +17,7 @@ from fedgrove.parts.quantise import (
     Sign,
     Ternary,
     TopK,
-    Uniform,
+    UniformQuantiser,
     feedback,
     largest,
 )
@@ -26,9 +26,9 @@ from fedgrove.wire.codec import Smallest
 ALL: list[Quantiser] = [
     Half(),
     Half("bfloat16"),
-    Uniform(2),
-    Uniform(8),
-    Uniform(4, stochastic=False),
+    UniformQuantiser(2),
+    UniformQuantiser(8),
+    UniformQuantiser(4, stochastic=False),
     TopK(0.2),
     Sign(),
     Ternary(),
@@ -115,7 +115,7 @@ def test_feedback_passes_counters_through() -> None:
     assert list(left) == ["w"]
 
 
-@pytest.mark.parametrize("quantiser", [Uniform(), Ternary()], ids=repr)
+@pytest.mark.parametrize("quantiser", [UniformQuantiser(), Ternary()], ids=repr)
 def test_random_ones_need_a_generator(quantiser: Quantiser) -> None:
     with pytest.raises(InputError, match="pass draw="):
         quantiser({"w": torch.ones(3)})
@@ -124,7 +124,7 @@ def test_random_ones_need_a_generator(quantiser: Quantiser) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Uniform(1), "bits is 1"),
+        (lambda: UniformQuantiser(1), "bits is 1"),
         (lambda: TopK(0.0), "density is 0.0"),
         (lambda: Half("float17"), "did you mean 'float16'"),
     ],
@@ -151,7 +151,7 @@ def test_half_is_near(x: Tensor) -> None:
 @given(floats, st.integers(2, 16), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_uniform_is_within_a_step(x: Tensor, bits: int, stochastic: bool) -> None:
-    quantised = one(Uniform(bits, stochastic), x).double()
+    quantised = one(UniformQuantiser(bits, stochastic), x).double()
     step = float(x.abs().max()) / (2 ** (bits - 1) - 1)
     allowed = (step if stochastic else step / 2) + 1e-6 * float(x.abs().max())
     assert float((quantised - x.double()).abs().max()) <= allowed
@@ -159,7 +159,9 @@ def test_uniform_is_within_a_step(x: Tensor, bits: int, stochastic: bool) -> Non
     assert float(quantised.abs().max()) <= float(x.abs().max()) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("quantiser", [Uniform(2), Uniform(4), Ternary()], ids=repr)
+@pytest.mark.parametrize(
+    "quantiser", [UniformQuantiser(2), UniformQuantiser(4), Ternary()], ids=repr
+)
 def test_no_bias(quantiser: Quantiser) -> None:
     """The mean of n draws is within 5 of its own standard errors; a grid step is at most max |x| =
     1.
@@ -172,13 +174,17 @@ def test_no_bias(quantiser: Quantiser) -> None:
 
 def test_nearest_rounding_is_biased_and_so_is_not_called_unbiased() -> None:
     x = torch.tensor([1.0, 0.4]).repeat(10, 1)
-    assert one(Uniform(2, stochastic=False), x)[:, 1].tolist() == [0] * 10
+    assert one(UniformQuantiser(2, stochastic=False), x)[:, 1].tolist() == [0] * 10
 
 
 def test_uniform_golden() -> None:
     # 3 bits: levels -3..3, s = 6 / 3 = 2:
     # 6 -> 6, 2.9 / 2 = 1.45 -> 1 -> 2, -5.1 / 2 = -2.55 -> -3 -> -6
-    assert one(Uniform(3, stochastic=False), torch.tensor([6.0, 2.9, -5.1])).tolist() == [6, 2, -6]
+    assert one(UniformQuantiser(3, stochastic=False), torch.tensor([6.0, 2.9, -5.1])).tolist() == [
+        6,
+        2,
+        -6,
+    ]
 
 
 @given(floats, st.floats(0.01, 1))
@@ -237,8 +243,8 @@ def test_ternary_has_three_values(x: Tensor, seed: int) -> None:
     ("quantiser", "share"),
     [
         (Half(), 0.5),
-        (Uniform(8), 0.26),
-        (Uniform(4), 0.12),
+        (UniformQuantiser(8), 0.26),
+        (UniformQuantiser(4), 0.12),
         (TopK(0.1), 0.11),
         (Sign(), 0.035),
         (Ternary(), 0.05),

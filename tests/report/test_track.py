@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(track, "NEEDS", {"tensorboard": "no_such_module"})
+    monkeypatch.setattr(track, "TRACKER_MODULES", {"tensorboard": "no_such_module"})
     with pytest.raises(InputError, match=r"pip install 'fedgrove\[track\]'$"):
         track.make_tracker("tensorboard", tmp_path)
 

@@ -32,7 +32,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import EngineError
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.gate import FEW_LENGTHS, Gate
-from fedgrove.runs.lockstep import PATIENCE, Member, train_alone, train_together
+from fedgrove.runs.lockstep import MOST_ATTEMPTS, Member, train_alone, train_together
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import Admission, TooFewReports, complete_task, draw_cohort, plan, rounds
 from fedgrove.runs.run import Run
@@ -186,15 +186,15 @@ def test_a_run_ends_after_three_attempts_and_can_be_resumed(tmp_path: Path) -> N
     engine = Altered(dropped)
     with pytest.raises(EngineError) as caught:
         train_alone(broken, engine)
-    first = draw_cohort(run, 0, PATIENCE - 1)[0]
+    first = draw_cohort(run, 0, MOST_ATTEMPTS - 1)[0]
     assert str(caught.value) == (
         "the exchange of round 1 was abandoned 3 times: 0 of 3 clients sent a usable report, and "
         "the quorum is 1: "
         f"the engine gave no answer for client {first}."
     )
-    assert engine.trained == 3 * PATIENCE
+    assert engine.trained == 3 * MOST_ATTEMPTS
     lines = broken.folder.metrics()
-    assert len(lines) == PATIENCE
+    assert len(lines) == MOST_ATTEMPTS
     for attempt, line in enumerate(lines):
         assert (line["round"], line["counts"]) == (0, False)
         assert line["lost"] == {"unanswered": draw_cohort(run, 0, attempt)}
@@ -203,7 +203,7 @@ def test_a_run_ends_after_three_attempts_and_can_be_resumed(tmp_path: Path) -> N
 
     # What was sent for nothing was paid for, and the resumed run takes up the fourth attempt.
     state, attempt = broken.folder.restore(broken.run)
-    assert (state.round, attempt) == (0, PATIENCE)
+    assert (state.round, attempt) == (0, MOST_ATTEMPTS)
     summary = train_alone(Member(broken.run, broken.folder), Serial())
     assert (summary["abandoned"], summary["lost"]) == (3, {"unanswered": 9})
     assert "9 answers lost: unanswered 9" in summary["notes"]
@@ -223,7 +223,7 @@ def test_a_resumed_run_has_no_more_patience_than_another(tmp_path: Path) -> None
     engine = Altered(dropped_later)
     with pytest.raises(EngineError, match=r"^the exchange of round 2 was abandoned 3 times"):
         train_alone(Member(first.run, first.folder), engine)
-    assert engine.trained == 3 * (1 + PATIENCE)
+    assert engine.trained == 3 * (1 + MOST_ATTEMPTS)
 
 
 # ---- answers that do not belong ------------------------------------------------------------------

@@ -28,7 +28,7 @@ from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.runs.gate import (
     FEW_LENGTHS,
-    RECENT,
+    RECENT_UPDATES,
     REFUSALS,
     Gate,
     RecentLengths,
@@ -497,7 +497,7 @@ def now(
         ([8.0] * (FEW_LENGTHS - 1), now(1.0, 1.0), 8.0),
         # Enough are known: those that came now do not count.
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], now(1e30, 1e30), 5.0),
-        ([2.0] * RECENT, now(1.0), 2.0),
+        ([2.0] * RECENT_UPDATES, now(1.0), 2.0),
     ],
 )
 def test_what_is_usual_by_hand(
@@ -532,9 +532,9 @@ def test_a_kind_is_known_once_there_are_enough() -> None:
 
 def test_only_recent_lengths_are_remembered() -> None:
     recent = RecentLengths()
-    for length in range(RECENT + 3):
+    for length in range(RECENT_UPDATES + 3):
         recent.add(TASK, {"model": (float(length), 0.0)})
-    assert recent.by_kind["train/model"] == [float(k) for k in range(3, RECENT + 3)]
+    assert recent.by_kind["train/model"] == [float(k) for k in range(3, RECENT_UPDATES + 3)]
 
 
 def test_recent_lengths_are_a_copy() -> None:

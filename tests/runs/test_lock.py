@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedgrove.errors import EngineError, InputError
-from fedgrove.runs.lock import FILE, check_free, locked
+from fedgrove.runs.lock import LOCK_FILE, check_free, locked
 
 HOLD = """
 import sys, time
@@ -68,10 +68,10 @@ def test_a_second_process_gets_a_sentence_that_names_the_first(tmp_path: Path) -
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     process = holder(tmp_path)
     ended(process)
-    assert (tmp_path / FILE).read_text().split()[0] == str(process.pid)
+    assert (tmp_path / LOCK_FILE).read_text().split()[0] == str(process.pid)
     check_free(tmp_path)
     with locked(tmp_path):
-        assert (tmp_path / FILE).read_text().split()[0] == str(os.getpid())
+        assert (tmp_path / LOCK_FILE).read_text().split()[0] == str(os.getpid())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,13 +145,13 @@ def test_a_run_of_a_sweep_is_refused_while_the_sweep_is_trained(tmp_path: Path) 
         locked(tmp_path / "run", sweep=tmp_path),
     ):
         pass
-    assert list(tmp_path.rglob(FILE)) == []
+    assert list(tmp_path.rglob(LOCK_FILE)) == []
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("a file of somebody's")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / FILE).symlink_to(tmp_path / "precious")
+    (tmp_path / "run" / LOCK_FILE).symlink_to(tmp_path / "precious")
     with pytest.raises(EngineError, match="lock could not be written"), locked(tmp_path / "run"):
         pass
     assert (tmp_path / "precious").read_text() == "a file of somebody's"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedgrove.runs.lockstep import NEW_OBJECTS, SMALL, collect_rarely, limit_threads
+from fedgrove.runs.lockstep import NEW_OBJECTS, SMALL_NET, collect_rarely, limit_threads
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def take(parameters: int, threads: int) -> None:
         raise ValueError("on purpose")
 
 
-@pytest.mark.parametrize(("parameters", "threads"), [(SMALL - 1, 1), (SMALL, 2)])
+@pytest.mark.parametrize(("parameters", "threads"), [(SMALL_NET - 1, 1), (SMALL_NET, 2)])
 def test_small_networks_take_one_thread(parameters: int, threads: int) -> None:
     with pytest.raises(ValueError, match="on purpose"):
         take(parameters, threads)

@@ -249,7 +249,7 @@ class _Spot(NamedTuple):
 
 FILTERS = (_Spot("weight", 0, "filter"), _Spot("bias", 0, "bias"))
 NORM = (_Spot("weight", 0, "scale"), _Spot("bias", 0, "shift"))
-STATISTICS = (
+STATISTICS_SPOTS = (
     _Spot("running_mean", 0, "statistic"),
     _Spot("running_var", 0, "statistic", 1.0),
 )
@@ -325,7 +325,7 @@ def _spots(part: nn.Module, is_output: bool) -> tuple[_Spot, ...] | None:
             # Depthwise: each channel by itself, so what reads it makes it.
             return FILTERS
         case _NormBase():
-            return NORM + STATISTICS
+            return NORM + STATISTICS_SPOTS
         case nn.GroupNorm() if part.affine:
             return NORM
         case _:

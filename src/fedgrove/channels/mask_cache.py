@@ -18,7 +18,7 @@ from .. import trees
 from ..trees import Mask
 from .groups import ChannelGroup, Channels, expand_channels, make_channels_key
 
-MOST_BYTES = 1 << 25
+MOST_CACHED_BYTES = 1 << 25
 """The most memory that cached masks take; those not used for longest are dropped."""
 MOST_MASKS = 1024
 """The most masks that are cached."""
@@ -74,7 +74,7 @@ class _MaskCache(threading.local):
         # Counted once: a mask in the cache does not change its size.
         nbytes = sum(leaf.nbytes for leaf in leaves)
         self._insert(choice, _CachedMask(mask, nbytes, trees.count_writes(leaves)))
-        while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
+        while self.nbytes > MOST_CACHED_BYTES or len(self.by_choice) > MOST_MASKS:
             self._remove(next(iter(self.by_choice)))
 
     def find_origin(self, mask: Mapping[str, Tensor]) -> _CachedMask | None:

@@ -24,11 +24,11 @@ from ..report.tables import format_bytes
 from ..wire.codec import Dense
 
 NORMS = "norm layers"
-DEVICES = "small devices"
+SMALL_DEVICES = "small devices"
 TASKS = "several tasks"
 MADE_FOR = {
     NORMS: "nets with norm layers",
-    DEVICES: "devices too small or slow for the whole net",
+    SMALL_DEVICES: "devices too small or slow for the whole net",
     TASKS: "several tasks",
 }
 """What a method is made for, in the sentence that says why it is left out."""
@@ -61,8 +61,8 @@ CANDIDATES = (
     Candidate("ca-afp", "a sparse model for each group"),
     Candidate("adfedwcp", "personal models, sent as few values per layer"),
     Candidate("fedlayerprune", "one sparse model for all"),
-    Candidate("heterofl", "narrower models for smaller devices", (DEVICES,), ""),
-    Candidate("fedapta", "tasks are found, narrower models", (DEVICES, TASKS), ""),
+    Candidate("heterofl", "narrower models for smaller devices", (SMALL_DEVICES,), ""),
+    Candidate("fedapta", "tasks are found, narrower models", (SMALL_DEVICES, TASKS), ""),
     Candidate("grove", "personal models by coded messages, groups where there are any", (), ""),
 )
 """One or two for each situation of docs/choosing.md; ``--methods`` names others."""
@@ -116,7 +116,7 @@ class Situation:
             there.add(NORMS)
         # A slow device has a smaller model too, where a method fits models to devices.
         if small or any(device.speed < 1 for device in devices):
-            there.add(DEVICES)
+            there.add(SMALL_DEVICES)
         if isinstance(run.federation.problem, MixedProblem):
             there.add(TASKS)
         return cls(len(devices), small, memory, frozenset(there))

@@ -54,7 +54,7 @@ from . import choice_report
 from .candidates import Chosen, count, fitting, parse_budget, size
 from .decision import Trial, assess_choice, rank_trials, select_promising
 
-FILE = "choice.json"
+CHOICE_FILE = "choice.json"
 SHARE = 0.5
 """Of the full run's rounds, in a trial."""
 LAZY_CLIENTS_READ = 100
@@ -355,15 +355,15 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     folder = Path(out)
     if not folder.exists():
         return folder
-    if not folder.is_dir() or not (folder / FILE).is_file():
+    if not folder.is_dir() or not (folder / CHOICE_FILE).is_file():
         # An empty folder is as good as none.
         if folder.is_dir() and not any(folder.iterdir()):
             return folder
         raise InputError(f"{folder} holds other files, and nothing is overwritten; give another.")
     try:
-        asked = json.loads((folder / FILE).read_text())["asked"]
+        asked = json.loads((folder / CHOICE_FILE).read_text())["asked"]
     except (ValueError, KeyError, OSError):
-        raise InputError(f"{folder / FILE} cannot be read; give another folder.") from None
+        raise InputError(f"{folder / CHOICE_FILE} cannot be read; give another folder.") from None
     wanted = _describe_request(planned)
     if _without_fingerprints(asked) == _without_fingerprints(wanted) and asked != wanted:
         raise InputError(
@@ -387,7 +387,7 @@ def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begin(folder: Path, planned: ChoicePlan) -> None:
-    if not (folder / FILE).is_file():
+    if not (folder / CHOICE_FILE).is_file():
         _write(folder, {"asked": _describe_request(planned), "state": "unfinished"})
 
 
@@ -396,7 +396,7 @@ def _write(folder: Path, content: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Synced, since it decides whether a later call continues this folder or is
         # refused.
-        write_bytes(folder / FILE, json.dumps(content, indent=1).encode(), sync=True)
+        write_bytes(folder / CHOICE_FILE, json.dumps(content, indent=1).encode(), sync=True)
     except OSError as error:
         raise cannot_write(folder, error) from None
 
@@ -477,7 +477,7 @@ def _find(
 def _read_hindsight(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] | None:
     """What an earlier call with the same choice found in full runs."""
     try:
-        before = json.loads((folder / FILE).read_text())
+        before = json.loads((folder / CHOICE_FILE).read_text())
     except (ValueError, OSError):
         return None
     if any(before.get(word) != found[word] for word in ("asked", "pick", "epochs")):
@@ -592,7 +592,7 @@ def make_trial(
         )
     untuned = min(by_length, key=lambda each: each.epochs)
     if untuned.epochs:
-        # Clients were not scored as delivered, so there is no curve to go on.
+        # Clients were not scored before fine-tuning, so there is no curve to go on.
         untuned = replace(untuned, half=0)
         by_length = [replace(each, half=0) for each in by_length]
     # Of equal scores the shorter fine-tuning.

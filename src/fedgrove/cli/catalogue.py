@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..core import AnyMethod
     from ..parts.local import LocalTraining
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE_FOLDER = Path(__file__).parents[1]
 INDEX_FORMAT = 1
 """Raised when the form of the index file changes."""
 Rows = list[tuple[str, str]]
@@ -295,9 +295,9 @@ def _parts() -> list[tuple[str, str]]:
 
 def _faults() -> list[tuple[str, str]]:
     """What ``--faults`` takes."""
-    from ..runs.faults import KINDS
+    from ..runs.faults import FAULT_KINDS
 
-    return list(KINDS.items())
+    return list(FAULT_KINDS.items())
 
 
 def _engines() -> list[tuple[str, str]]:
@@ -414,7 +414,7 @@ def read_index() -> Index:
 def fingerprint() -> str:
     """Return a fingerprint of all that completion's index depends on: sources and Python."""
     hashed = hashlib.sha256(f"{INDEX_FORMAT} {sys.version}".encode())
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(PACKAGE_FOLDER.rglob("*.py")):
         facts = path.stat()
         hashed.update(f"{path} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return hashed.hexdigest()
@@ -422,7 +422,7 @@ def fingerprint() -> str:
 
 def _index_file() -> Path:
     """The file of this installation in the user's cache folder."""
-    here = hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:8]
+    here = hashlib.sha256(str(PACKAGE_FOLDER).encode()).hexdigest()[:8]
     root = os.environ.get("FEDGROVE_CACHE")
     if not root:
         # Not pooch's folder, which is the same on Linux: to import pooch takes a while.

@@ -189,7 +189,7 @@ def report(options: ReportOptions) -> None:
     if options.out is not None:
         path = Path(options.out)
         check_place(path, "--out", force=options.force)
-    if (run / sweep.FILE).is_file():
+    if (run / sweep.SWEEP_FILE).is_file():
         page = compare_runs([options.run]).page()
     else:
         page = make_run_report(read_run_record(RunFolder.open(run), _why_failed(run)))

@@ -160,7 +160,7 @@ def describe_gain(runs: Mapping[str, Sequence[Summary]]) -> str:
         return float(sum(run[value] for run in runs[method]) / len(runs[method]))
 
     def delivered(method: str) -> str:
-        # As delivered: fine-tuning helps every method, and hides what federation gives.
+        # Before fine-tuning: fine-tuning helps every method, and hides what federation gives.
         scores: list[float] = []
         for run in runs[method]:
             shortest = next(iter(run["finetune"].values()))
@@ -177,7 +177,7 @@ def describe_gain(runs: Mapping[str, Sequence[Summary]]) -> str:
     sizes = {"/".join(map(str, run["group_sizes"])): None for run in runs["grove"]}
     share = 100 * sent("grove") / sent("fedavg")
     return (
-        f"As delivered, grove gives clients {delivered('grove')} where fedavg gives "
+        f"Before fine-tuning, grove gives clients {delivered('grove')} where fedavg gives "
         f"{delivered('fedavg')}, ca-afp {delivered('ca-afp')} and training alone "
         f"{delivered('local')}, with {share:.2g} % of fedavg's bytes "
         f"(ca-afp: {100 * sent('ca-afp') / sent('fedavg'):.0f} %); "

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from ..errors import spell_as_typed
-from ..options.definition import Field, Options, make_options, options_of
+from ..options.definition import Field, OptionsT, make_options, options_of
 from . import complete
-
-OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def add_command(

@@ -29,7 +29,7 @@ SAY_EVERY = 5.0
 """Seconds between two lines where the output is no terminal."""
 LINGER = 60.0
 """Seconds for which a page is still served after the run has ended."""
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 """The loopback address: other machines cannot reach it."""
 
 
@@ -195,7 +195,7 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
     # Requests run in other threads and share the last statuses.
     seen = {"statuses": latest}
     try:
-        server = Server((HOST, port), handler_of(str(following.path), lambda: seen["statuses"]))
+        server = Server((LOOPBACK, port), handler_of(str(following.path), lambda: seen["statuses"]))
     except OSError as error:
         raise InputError(
             f"--port is {port}, which cannot be used: {error.strerror or error}; choose another."
@@ -203,7 +203,7 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
     thread.start()
     try:
-        address = f"http://{HOST}:{server.server_port}/"
+        address = f"http://{LOOPBACK}:{server.server_port}/"
         print(f"Open {address} in a browser on this machine. Press Ctrl-C to stop.", flush=True)
         over_at = None
         while over_at is None or time.monotonic() - over_at < LINGER:
@@ -232,7 +232,7 @@ def handler_of(title: str, statuses: Callable[[], list[RunStatus]]) -> type[Base
         def do_GET(self) -> None:
             host = self.headers.get("Host", "").partition(":")[0]
             # Another site that calls itself by our address must not read it in the user's browser.
-            if host not in (HOST, "localhost"):
+            if host not in (LOOPBACK, "localhost"):
                 self.send_error(403)
             elif self.path != "/":
                 self.send_error(404)

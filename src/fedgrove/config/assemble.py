@@ -47,7 +47,7 @@ from .experiment import (
     shorthand_settings,
     with_settings,
 )
-from .toml import FORMAT, check_files, check_trust, made_in_python, method_of, read_options
+from .toml import CONFIG_FORMAT, check_files, check_trust, made_in_python, method_of, read_options
 
 TABLES = ("run", "method", "set", "data", "code", "files")
 
@@ -319,12 +319,12 @@ def _parse(text: str, place: Path) -> dict[str, Any]:
             'quotes: data = "digits".'
         ) from None
     # A file that was written by hand need not name a format; a run folder's always does.
-    given = document.get("format", FORMAT)
-    if given != FORMAT:
+    given = document.get("format", CONFIG_FORMAT)
+    if given != CONFIG_FORMAT:
         raise InputError(
-            f"{place} is of format {given}, and this version of fedgrove reads format {FORMAT}, in "
-            "which some names and defaults changed; write the options that matter to you into a "
-            "new file, without a format."
+            f"{place} is of format {given}, and this version of fedgrove reads format "
+            f"{CONFIG_FORMAT}, in which some names and defaults changed; write the options that "
+            "matter to you into a new file, without a format."
         )
     return document
 

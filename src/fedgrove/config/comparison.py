@@ -76,7 +76,7 @@ class Comparison:
         if len(parents) > 1 or len(self.rows) < 2:
             return Path(PAGE)
         (parent,) = parents
-        is_a_sweep = self.of_sweeps and (parent / sweep.FILE).is_file()
+        is_a_sweep = self.of_sweeps and (parent / sweep.SWEEP_FILE).is_file()
         return parent / (RUN_PAGE if is_a_sweep else PAGE)
 
     def frame(self) -> Any:

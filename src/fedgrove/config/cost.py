@@ -29,7 +29,7 @@ from ..renamed import find_renamed
 from ..report.tables import format_bytes, format_duration, format_kilobytes, or_dash
 from ..report.terminal import Column, name_columns, print_pairs, print_table
 from ..runs.clock import DIGITS, Times, times
-from ..runs.files import SHORT
+from ..runs.files import NAME_DIGITS
 from ..runs.memory import Memory, make_version
 from ..runs.rounds import count_exchanges
 from ..runs.rounds import plan as plan_tasks
@@ -47,7 +47,7 @@ from .experiment import (
 from .grid import Variant, has_setting, list_methods, variants, write_settings
 from .plan import Plan, plan
 
-EXAMPLES = 9_999_999
+REPORTED_EXAMPLES = 9_999_999
 """Number of examples in the report of a stand-in client: no client needs more digits."""
 EXAMPLES_TRAINED = 500
 """How many examples a client trains on where nothing is known of the data."""
@@ -197,7 +197,7 @@ def estimate_cost(
     one round, what it sends, gets and computes and how long it takes (:mod:`.runs.clock`): the mean
     over the rounds that it takes part in, exchanges that complete no round (AdFedWCP's weighing)
     shared out among them; and of that the least, the median and the most over the devices that take
-    part in any. ``virtual_seconds`` is the time of all rounds, if nobody is left behind.
+    part in any. ``virtual_seconds`` is the time of all rounds, if no client is dropped.
 
     >>> from fedgrove.methods import FedAvg
     >>> size = {"clients": 30, "cohort": 10, "rounds": 50}
@@ -411,10 +411,10 @@ def _do(run: Run, task: Task) -> Done:
     """Let a stand-in do a task."""
     client = run.client(task, {})
     outcome, computed = run_stages(run, task, client)
-    report = Report(task.to, outcome.give, EXAMPLES, outcome.metrics)
+    report = Report(task.to, outcome.give, REPORTED_EXAMPLES, outcome.metrics)
     if outcome.memory:
         # Nothing is written: only the version travels, and the last is the longest.
-        report = replace(report, memory=make_version(run.rounds, task.verb, "0" * SHORT))
+        report = replace(report, memory=make_version(run.rounds, task.verb, "0" * NAME_DIGITS))
     return Done(report, _longest(run, task, report), computed)
 
 

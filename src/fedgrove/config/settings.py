@@ -67,8 +67,8 @@ class MethodTypes(Mapping[str, type]):
 def part_types() -> tuple[type, ...]:
     """Every part that a configuration may name: parts, codecs, channel choices, methods' own parts.
 
-    Two parts may have one name (an allocation and a quantiser are both ``Uniform``): the field
-    tells them apart. All methods are imported for it.
+    Parts of different methods may have the same name: the field tells them apart. All methods are
+    imported for it.
 
     >>> LocalTraining in part_types()
     True

@@ -25,9 +25,9 @@ from .plan import plan
 CLIENTS = 4
 EXAMPLES = 32
 """Of a client to train on; half as many to test, a quarter to validate."""
-ROUNDS = (2, 4, 8, 16, 32, 64, 128)
+TRIED_ROUNDS = (2, 4, 8, 16, 32, 64, 128)
 """How many are tried, until the method has enough."""
-SHORT = {"every": 1, "until": 2, "guided": 1, "tune": 1}
+SHORTEST_LENGTHS = {"every": 1, "until": 2, "guided": 1, "tune": 1}
 """Lengths in rounds or epochs that methods have, as short as they can be."""
 
 
@@ -47,7 +47,7 @@ def smoke(experiment: Experiment, federations: Federations) -> Experiment:
         **{**defaults, "data": small},
         method=shorter(experiment.method, recipe),
         net=net,
-        rounds=ROUNDS[0],
+        rounds=TRIED_ROUNDS[0],
         # Not all of them, so that clients are drawn too.
         cohort=max(1, len(small.clients) - 1),
         finetune=lengths,
@@ -59,7 +59,7 @@ def smoke(experiment: Experiment, federations: Federations) -> Experiment:
 
 def _with_enough_rounds(experiment: Experiment, federations: Federations) -> Experiment:
     """The experiment with the first number of rounds that its method does not refuse."""
-    for rounds in ROUNDS:
+    for rounds in TRIED_ROUNDS:
         longer = dataclasses.replace(experiment, rounds=rounds)
         try:
             plan(longer, Path(), federations)
@@ -75,7 +75,7 @@ def shorter(method: AnyMethod, recipe: LocalTraining) -> AnyMethod:
     """Return the method of a smoke test, with one local epoch and the shortest lengths."""
     short = replace_recipe(method, dataclasses.replace(recipe, epochs=1))
     lengths: dict[str, Any] = {}
-    for name, length in SHORT.items():
+    for name, length in SHORTEST_LENGTHS.items():
         # The fields of a frozen dataclass, and not its properties.
         if type(vars(short).get(name)) is int:
             lengths[name] = length

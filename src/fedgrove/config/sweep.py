@@ -28,8 +28,7 @@ from ..report.terminal import print_pairs
 from ..runs import files
 from ..runs.files import PARTIAL, cannot_write, write_bytes
 from ..runs.folder import RunFolder
-from ..runs.lock import FILE as LOCK
-from ..runs.lock import check_free, locked
+from ..runs.lock import LOCK_FILE, check_free, locked
 from ..runs.lockstep import Watch, ignore, train_together
 from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.report_html import write_run_report
@@ -46,7 +45,7 @@ from .toml import (
     same,
 )
 
-FILE = "sweep.json"
+SWEEP_FILE = "sweep.json"
 
 
 def sweep(
@@ -185,19 +184,19 @@ def watched(
 
 def members_of(path: str) -> list[str]:
     """Return the run folders of a sweep; any other folder stands for itself."""
-    if not (Path(path) / FILE).is_file():
+    if not (Path(path) / SWEEP_FILE).is_file():
         return [path]
     return [str(Path(path) / name) for name in read(path)["members"]]
 
 
 def read(out: str | Path) -> dict[str, Any]:
     """Read sweep.json: ``grid``, and ``members`` with the state of each run by name."""
-    path = Path(out) / FILE
+    path = Path(out) / SWEEP_FILE
     if not path.is_file():
         raise InputError(
-            f"{out} holds no sweep: it has no {FILE}. `fedgrove sweep --out DIR` makes one."
+            f"{out} holds no sweep: it has no {SWEEP_FILE}. `fedgrove sweep --out DIR` makes one."
         )
-    content = files.read_sealed(files.check_inside(Path(out), FILE), new_keys=())
+    content = files.read_sealed(files.check_inside(Path(out), SWEEP_FILE), new_keys=())
     members = content.get("members")
     if set(content) != {"grid", "members"} or not isinstance(members, dict):
         raise files.damaged(path, "it does not describe a sweep")
@@ -227,7 +226,7 @@ def plan_all(
     check(bool(experiments), "a sweep", {}, "one run or more")
     plans = {}
     for name, experiment in experiments.items():
-        is_plain_name = name not in ("", ".", "..", FILE) and Path(name).name == name
+        is_plain_name = name not in ("", ".", "..", SWEEP_FILE) and Path(name).name == name
         check(is_plain_name, "a run's name", name, "a plain file name")
         plans[name] = plan(experiment, out / name, federations)
     return plans
@@ -240,7 +239,7 @@ def _check_folder(out: Path, plans: Mapping[str, Plan]) -> dict[str, str]:
     """Refuse a folder that holds something else; the config.toml of each run."""
     configs = {name: planned.config for name, planned in plans.items()}
     if not _holds_this_sweep(out, configs):
-        has_a_run = (out / FILE).is_file() or (out / "config.toml").is_file()
+        has_a_run = (out / SWEEP_FILE).is_file() or (out / "config.toml").is_file()
         way_out = f", or resume what it holds with: fedgrove resume {out}" if has_a_run else "."
         raise InputError(
             f"{out} holds another sweep or other files, and nothing is overwritten. "
@@ -250,7 +249,7 @@ def _check_folder(out: Path, plans: Mapping[str, Plan]) -> dict[str, str]:
 
 
 def _open_folders(out: Path, plans: Mapping[str, Plan]) -> dict[str, RunFolder]:
-    """A folder for every run; one that exists must hold the same run, and nobody may train in it.
+    """A folder for every run; one that exists must have the same run, and not be in training.
 
     All is checked before anything is made.
     """
@@ -279,9 +278,9 @@ def _holds_this_sweep(out: Path, configs: Mapping[str, str]) -> bool:
     if not out.is_dir():
         return False
     # A kill while the folders were made leaves some of them, and no sweep.json.
-    if (out / FILE).is_file() and set(read(out)["members"]) != set(configs):
+    if (out / SWEEP_FILE).is_file() and set(read(out)["members"]) != set(configs):
         return False
-    names = {name for name in _names_in(out) - {FILE} if not name.endswith(".html")}
+    names = {name for name in _names_in(out) - {SWEEP_FILE} if not name.endswith(".html")}
     if not names <= set(configs):
         return False
     return all(_holds_this_run(out / name, configs[name]) for name in names)
@@ -297,7 +296,7 @@ def _holds_this_run(path: Path, config: str) -> bool:
 
 def _names_in(folder: Path) -> set[str]:
     """What a folder holds, but for the traces of a process that was killed."""
-    names = {path.name for path in folder.iterdir()} - {LOCK}
+    names = {path.name for path in folder.iterdir()} - {LOCK_FILE}
     return {name for name in names if not name.endswith(PARTIAL)}
 
 
@@ -333,10 +332,10 @@ def _train(
     except (KeyboardInterrupt, EngineError) as stop:
         finished = sum(isinstance(end, Result) for end in ends.values())
         how = _how_to_resume(out, [planned.config for planned in plans.values()])
-        what_now = f"{finished} of {len(folders)} runs are finished; {how}"
+        hint = f"{finished} of {len(folders)} runs are finished; {how}"
         if isinstance(stop, EngineError):
-            raise EngineError(f"{stop} {what_now}") from stop
-        raise KeyboardInterrupt(f"Interrupted. {what_now}") from None
+            raise EngineError(f"{stop} {hint}") from stop
+        raise KeyboardInterrupt(f"Interrupted. {hint}") from None
     # After all runs have ended, so that each report finds the others.
     for member in members:
         end = ends[member.name]
@@ -393,7 +392,7 @@ def _write(
 ) -> None:
     members = {name: state(ends.get(name)) for name in folders}
     content = files.seal_json({"grid": grid, "members": members}, indent=1)
-    write_bytes(files.check_inside(out, FILE), content, sync=True)
+    write_bytes(files.check_inside(out, SWEEP_FILE), content, sync=True)
 
 
 def state(end: Result | Failure | None) -> dict[str, str]:

@@ -68,7 +68,7 @@ from .settings import (
     own_fields_first,
 )
 
-FORMAT = 2
+CONFIG_FORMAT = 2
 """Raised when names in config.toml change, or what is meant where one is left out; files of another
 format are refused."""
 NONE = "none"
@@ -90,7 +90,7 @@ def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> s
             run[option] = _option_value(value)
     code: dict[str, str] = {}
     method = _table(experiment.method, code)
-    document = {"format": FORMAT, "run": run, "method": method}
+    document = {"format": CONFIG_FORMAT, "run": run, "method": method}
     if isinstance(experiment.data, Federation):
         document["data"] = _described(experiment.data)
     if code:
@@ -277,11 +277,11 @@ def check_format(text: str, folder: Path) -> None:
     """
     # Folders from before there was a format do not name one either.
     given = _parsed(text).get("format", 1)
-    if given != FORMAT:
+    if given != CONFIG_FORMAT:
         raise InputError(
             f"{folder} has a config.toml of format {given}; this version of fedgrove reads format "
-            f"{FORMAT}, in which some names and defaults changed. Resume the run with the version "
-            "that wrote it, or start it again."
+            f"{CONFIG_FORMAT}, in which some names and defaults changed. Resume the run with the "
+            "version that wrote it, or start it again."
         )
 
 

@@ -44,8 +44,8 @@ class Choices:
     def __post_init__(self) -> None:
         if self.clients is not None:
             check(self.clients > 0, "clients", self.clients, "above 0")
-        if self.split is not None and self.split not in splits.KINDS:
-            raise unknown("split", str(self.split), splits.KINDS)
+        if self.split is not None and self.split not in splits.SPLITS:
+            raise unknown("split", str(self.split), splits.SPLITS)
         splits.check_validation(self.validation)
         # Parsed here so that a typo is reported before any file is read.
         partitions.parse(self.partition or "natural")

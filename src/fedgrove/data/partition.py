@@ -12,7 +12,7 @@ from ..errors import InputError, check, unknown
 from ..renamed import find_renamed
 from .dataset import Array, Ints
 
-KINDS = (
+PARTITIONS = (
     "natural",
     "iid",
     "iid:N",
@@ -83,7 +83,7 @@ def parse(text: str) -> Partition:
                 partition = Partition(kind, k=int(k), cap=int(cap))
     by_class = kind in ("classes", "shards")
     if partition is None or (grouped and not by_class):
-        raise unknown("partition", text, KINDS)
+        raise unknown("partition", text, PARTITIONS)
 
     if kind == "iid":
         check(partition.cap > 0 or not values, "partition", text, "iid:N with N above 0")

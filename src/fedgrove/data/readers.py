@@ -31,7 +31,7 @@ from .named_set import SUFFIXES, is_path, read_npz
 from .tables import InputTable, describe_place
 
 SEPARATORS = (",", ";", "\t")
-KINDS = (
+DATA_KINDS = (
     "the name of a data set (fedgrove list data), a file or a folder, a DataFrame, arrays (x, y) "
     "or (x, y, client), a torch or Hugging Face Dataset, a partitioner of flwr-datasets, or a "
     "dictionary of any of these by client"
@@ -61,7 +61,7 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
     """Read a file, a folder or a Python object.
 
     Args:
-        data: A path, or any of the objects in :data:`KINDS`.
+        data: A path, or any of the objects in :data:`DATA_KINDS`.
         options: Which columns are what, and how to cut windows.
 
     Raises:
@@ -410,7 +410,7 @@ def _read_one(data: Any, options: OwnDataOptions, source: str) -> Content:
                 "data=(x, y) or data=(x, y, client)."
             )
         return _read_parts((data, options.label), options.client, source)
-    raise InputError(f"{source} is a {type(data).__name__}; it must be {KINDS}.")
+    raise InputError(f"{source} is a {type(data).__name__}; it must be {DATA_KINDS}.")
 
 
 def _label_name(options: OwnDataOptions) -> str:

@@ -6,15 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, check, unknown
+from ..renamed import find_renamed
 from ..seeds import numpy_rng
 from .dataset import Ints
 from .federation import ClientData, Federation
 
-KINDS = (
+SCENARIOS = (
     "none",
     "noisy",
     "noisy:all",
@@ -95,7 +97,7 @@ def parse(text: str) -> Scenario:
             return Scenario(kind, k=int(value))
         case "switch", _:
             return _parse_switch(text, value)
-    raise unknown("scenario", text, KINDS)
+    raise unknown("scenario", text, SCENARIOS)
 
 
 def _parse_switch(text: str, value: str) -> Scenario:
@@ -268,3 +270,7 @@ def draw_pairs(federation: Federation, count: int, seed: int) -> tuple[tuple[int
         clients = [k for k in clients if k not in (one, other)]
         pairs.append((one, other))
     return tuple(pairs)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..errors import check
 from ..options.groups import VALIDATION
+from ..renamed import find_renamed
 from ..seeds import numpy_rng
 from .dataset import Dataset, Ints, find_overlaps
 
-KINDS = ("blocks", "random")
+SPLITS = ("blocks", "random")
 TEST = 0.2
 """Share of a client's rows that is held out for testing."""
 MAX_VALIDATION = 0.5
@@ -152,7 +154,7 @@ def _count_labels(y: Ints, rows: Ints) -> dict[int, int]:
 
 
 def _take_first(y: Ints, rows: Ints, quota: dict[int, int]) -> Ints:
-    """Return the first rows of each class, as many as its quota."""
+    """Return the first rows of each class, the number in its quota."""
     return _join([rows[y[rows] == label][:n] for label, n in quota.items()])
 
 
@@ -226,3 +228,7 @@ def _drop_overlaps(dataset: Dataset, rows: Ints, others: Ints) -> Ints:
     """Return the rows that share no raw sample with the others."""
     assert dataset.start is not None
     return rows[~find_overlaps(dataset.start[rows], dataset.start[others], dataset.reach)]
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""The model card: what the file beside it is, in Markdown, for readers who do not have the run."""
+"""The model card: what the file next to it is, in Markdown, for readers who do not have the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .figures import Exported, Row
 if TYPE_CHECKING:
     from .source import Source
 
-HEAD = (
+CARD_COLUMNS = (
     "version",
     "file",
     "parameters",
@@ -60,7 +60,7 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
         "## Where it comes from",
         _table(("what", "value"), _origin(source, exported)),
         "## What it is worth",
-        _table(HEAD, versions),
+        _table(CARD_COLUMNS, versions),
         "\n".join(_remarks(source, exported)),
         "## Inputs and outputs",
         "\n\n".join(_inputs_and_outputs(source, exported.client, standardised)),
@@ -113,7 +113,7 @@ def _origin(source: Source, exported: Exported) -> list[tuple[str, object]]:
         f"seed {summary['seed']}"
     )
     # The summary's keys are the epochs after which clients were scored; models are stored at the
-    # last of them, or as they were delivered if nobody was scored.
+    # last of them, or before fine-tuning if no client was scored.
     epochs = next(reversed(summary["finetune"]), "0")
     dealt = (
         f"{source.federation.name}: partition {summary['partition']}, "
@@ -242,5 +242,5 @@ def _limits(source: Source) -> list[str]:
         "- fedgrove, which wrote it, is under Apache-2.0; that is not a licence of the model.",
         "- It was trained on one client's own data, and so may tell of them: treat it with the "
         "same care.",
-        "- Nobody checked it for any use but the test above.",
+        "- It was not checked for any use but the test above.",
     ]

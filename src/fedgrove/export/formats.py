@@ -6,11 +6,12 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from ..errors import InputError, check, unknown
+from ..renamed import find_renamed
 from . import executorch, onnx
 
 Predict = Callable[[Tensor], Tensor]
@@ -45,7 +46,7 @@ FORMATS: dict[str, Format] = {"onnx": onnx, "executorch": executorch}
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportRequest:
     """How to export; an unknown format, or a missing package, is refused here."""
 
     to: str = "onnx"
@@ -82,3 +83,7 @@ class ExportOptions:
         if self.int8:
             names["int8"] = f"{stem}.int8{suffix}"
         return names
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -33,10 +33,10 @@ from ..runs.result import Result
 from ..trees import Tree
 from .card import card
 from .figures import Exported, Row, accuracy, latencies, spread_out
-from .formats import ExportOptions, Predict
+from .formats import ExportRequest, Predict
 from .source import Raw, Source, opened, shrunk, unprepared
 
-TOLERANCE = 1e-5
+LOGIT_TOLERANCE = 1e-5
 """The largest allowed difference between the file's logits and torch's."""
 POINT = 0.01
 """The loss in accuracy by int8 above which there is a note."""
@@ -71,7 +71,7 @@ def export_model(
     runs on what was made in Python, which config.toml cannot rebuild. ``trust`` is for runs whose
     config.toml names a file of code: it is run.
     """
-    options = ExportOptions(to, int8, standardised, align)
+    options = ExportRequest(to, int8, standardised, align)
     source = opened(run, data, net, data_dir, trust)
     return _export(source, source.number(client), options, out)
 
@@ -91,13 +91,13 @@ def export_all(
 ) -> Iterator[Exported]:
     """Export the model of every client of a run; each is written when it is yielded."""
     # Not a generator function: wrong arguments are refused at the call, not at the first client.
-    options = ExportOptions(to, int8, standardised, align)
+    options = ExportRequest(to, int8, standardised, align)
     source = opened(run, data, net, data_dir, trust)
     return (_export(source, client, options, out) for client in sorted(source.files))
 
 
 def _export(
-    source: Source, client: int, options: ExportOptions, out: str | Path | None
+    source: Source, client: int, options: ExportRequest, out: str | Path | None
 ) -> Exported:
     subject = _subject(source, client, options)
     folder = source.folder.path / "export" if out is None else Path(out)
@@ -164,7 +164,7 @@ class _Subject:
         return module.eval()
 
 
-def _subject(source: Source, client: int, options: ExportOptions) -> _Subject:
+def _subject(source: Source, client: int, options: ExportRequest) -> _Subject:
     tree = source.tree(client)
     check(
         len(source.data(client).test) > 0,
@@ -192,7 +192,7 @@ def _subject(source: Source, client: int, options: ExportOptions) -> _Subject:
     return _Subject(source, client, tree, small_net, small_tree, own, inputs)
 
 
-def _write_and_measure(subject: _Subject, options: ExportOptions, scratch: Path) -> Exported:
+def _write_and_measure(subject: _Subject, options: ExportRequest, scratch: Path) -> Exported:
     """Write the files into ``scratch``, check them against torch and measure them."""
     names = options.names(subject.client)
     paths, int8_shares = _write_versions(subject, options, scratch)
@@ -223,7 +223,7 @@ def _write_and_measure(subject: _Subject, options: ExportOptions, scratch: Path)
 
 
 def _write_versions(
-    subject: _Subject, options: ExportOptions, scratch: Path
+    subject: _Subject, options: ExportRequest, scratch: Path
 ) -> tuple[dict[str, Path], tuple[float, float] | None]:
     """The path of each version, and the shares of weights and MACs that are in int8.
 
@@ -257,7 +257,7 @@ def _write_versions(
 
 
 @contextmanager
-def _exporter_errors(options: ExportOptions, net: Net) -> Iterator[None]:
+def _exporter_errors(options: ExportRequest, net: Net) -> Iterator[None]:
     """Turn whatever an exporter raises for a module it cannot handle into one readable error."""
     try:
         yield
@@ -305,11 +305,11 @@ def _compared(predict: Predict, subject: _Subject) -> tuple[float, float]:
     largest = (predict(raw) - wanted).abs().max()
     difference = float(largest / wanted.abs().max().clamp_min(1.0))
     # Not ``difference > TOLERANCE``, which would let NaN pass.
-    if not difference <= TOLERANCE:
+    if not difference <= LOGIT_TOLERANCE:
         raise EngineError(
             f"the file's outputs are {difference:.1e} from torch's on the test data of client "
-            f"{subject.client}, and {TOLERANCE:g} is allowed; nothing was written. Report the "
-            "network and the versions of torch and runtime."
+            f"{subject.client}, and {LOGIT_TOLERANCE:g} is allowed; nothing was written. Report "
+            "the network and the versions of torch and runtime."
         )
     return difference, accuracy(truth, data.y)
 

@@ -32,7 +32,7 @@ QUANTISED = (
     "Transpose",
 )
 """The operations that run on int8; the standardisation of inputs stays in float."""
-BATCH = 32
+CALIBRATION_BATCH = 32
 """Examples per batch of calibration."""
 
 
@@ -93,7 +93,7 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[flo
     import onnx
     from onnxruntime import quantization as quantisation
 
-    batches = torch.split(x, BATCH)
+    batches = torch.split(x, CALIBRATION_BATCH)
     remaining = iter(batches)
 
     class Reader(quantisation.CalibrationDataReader):  # type: ignore[misc]

@@ -64,7 +64,7 @@ class Source:
         """Return a client's model to export, in full width."""
         if self.data(client).labels is not None:
             raise InputError(
-                f"client {client} has labels of its own, which a file cannot leave out; "
+                f"client {client} has personal labels, which a file cannot leave out; "
                 "export a client that knows all classes."
             )
         path = self.folder.path / "models" / self.files[client]

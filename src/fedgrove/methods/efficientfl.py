@@ -31,12 +31,11 @@ from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
 from ..nets import Net
-from ..parts.allocate import GlobalRank
-from ..parts.allocate import Uniform as Even
+from ..parts.allocate import GlobalRank, Uniform
 from ..parts.common import CommonParts
 from ..parts.mask import top, weights_to_prune
 from ..parts.one_model import dense_bytes, expected_update, send_sparse
-from ..parts.quantise import Uniform
+from ..parts.quantise import UniformQuantiser
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 
@@ -62,7 +61,7 @@ class EfficientFL(CommonParts):
     """Of an update's values; 0: clients send the trained model itself."""
     score: Magnitude = Magnitude()
     """Which weights are kept: the largest."""
-    allocation: GlobalRank | Even = GlobalRank()
+    allocation: GlobalRank | Uniform = GlobalRank()
     """How the kept weights are divided among layers."""
 
     def __post_init__(self) -> None:
@@ -113,7 +112,7 @@ class EfficientFL(CommonParts):
         """The update on its grid, under the mask."""
         update = trees.map(torch.sub, carry["local"], carry["model"])
         # To the nearest level: nothing is drawn.
-        quantised = Uniform(self.bits, stochastic=False)(update)
+        quantised = UniformQuantiser(self.bits, stochastic=False)(update)
         return Outcome({"update": Packet(quantised, carry.get("model.mask"))})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:

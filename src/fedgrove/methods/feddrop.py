@@ -1,4 +1,4 @@
-r"""FedDrop of Wen et al.: every client trains channels drawn anew, as many as it can hold.
+r"""FedDrop of Wen et al.: every client trains channels drawn anew, up to what it can hold.
 
 (Wen, Jeon & Huang, "Federated Dropout - A Simple Approach for Enabling Federated Learning on
 Resource Constrained Devices", IEEE WCL 2022. That of Caldas et al. is ``caldas-dropout``.)
@@ -13,7 +13,7 @@ A client uses the whole model. With a share of 1 for all this is FedAvg. Differs
 channels of convolutions fall too, not units of linear layers alone; every parameter is averaged
 over the clients that have it; and as HeteroFL's page says.
 
-- Shared: the model; each client trains channels drawn every round, as many as fit its device.
+- Shared: the model; each client trains channels drawn every round, up to what fits its device.
 - A client uses: the shared model.
 - Bytes in the paper: as ``heterofl``.
 - Secure aggregation: yes; as heterofl, with channels that are drawn.

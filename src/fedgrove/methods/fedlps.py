@@ -16,7 +16,7 @@ trained before; a random one is of no use, so by default there is none. With a s
 this is then FedAvg.
 
 - Shared: a predictor, on a frozen encoder where one is given; each client keeps the channels that
-  matter to it, as many as fit its device.
+  matter to it, up to what fits its device.
 - A client uses: its own part.
 - Bytes in the paper: 8 d_p M T, the mean over the widths.
 - Secure aggregation: no; clients choose their channels, and the server remembers whose are which.

@@ -19,7 +19,7 @@ F is the mean loss of the trained sub-models on the round's folds: a tenth of D_
 each round, on which w_k was not trained in that round. A client uses the whole model. If ``most``
 is 0 this is FedAvg.
 
-- Shared: the model; each client trains the largest channels, as many as a bandit finds worth its
+- Shared: the model; each client trains the largest channels; a bandit finds the number worth its
   device's time.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d_s M T, s = 1 − ``most`` / 2.

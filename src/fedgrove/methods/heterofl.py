@@ -13,7 +13,7 @@ statistics of norm layers are averaged over the clients that have the channel (t
 them after training), activations are not rescaled by 1/s_k, and logits of classes that a client
 lacks are not masked.
 
-- Shared: the model; each client trains the first channels, as many as fit its device.
+- Shared: the model; each client trains the first channels, up to what fits its device.
 - A client uses: those channels of the shared model.
 - Bytes in the paper: 8 d_s M T, the mean over the widths.
 - Secure aggregation: yes; the server chooses each client's sub-model: sums over full width, with 0

@@ -71,7 +71,7 @@ CONSENSUS = "consensus"
 """Names in the carry: the projection, and the signs that all agreed on."""
 
 
-BLOCK = 64
+TRANSFORM_BLOCK = 64
 """The transform multiplies by matrices of this size: five times as fast as sums of pairs."""
 
 
@@ -119,7 +119,7 @@ def projection(numbers: int, rows: int, dtype: torch.dtype) -> Tree:
     signs = 2 * torch.randint(2, (numbers,), generator=draw) - 1
     chosen = torch.randperm(length, generator=draw)[:rows]
     # The block is a tensor of the carry like the others, so that engines bring it to the device.
-    return {"signs": signs.to(dtype), "rows": chosen, "block": block_of(BLOCK, dtype)}
+    return {"signs": signs.to(dtype), "rows": chosen, "block": block_of(TRANSFORM_BLOCK, dtype)}
 
 
 def project(projection: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Train
 from ..errors import check
 from ..nets import Net
 from ..parts.one_model import OneModel, average, dense_bytes, expected_update
-from ..parts.quantise import Uniform, largest
+from ..parts.quantise import UniformQuantiser, largest
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
 from .fedavg import FedAvg
@@ -91,7 +91,7 @@ class QFedCG(FedAvg):
         if self.bits == WHOLE:
             return kept
         # To the nearest level: nothing is drawn.
-        return Uniform(self.bits, stochastic=False)(kept)
+        return UniformQuantiser(self.bits, stochastic=False)(kept)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The share of all parameters in ``bits`` bits, counted both ways as one.

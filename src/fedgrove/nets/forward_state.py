@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import norms
 
-MISSING = object()
+ABSENT = object()
 """Stands for an attribute that is not there yet."""
 
 Location = tuple[nn.Module, str]
@@ -55,7 +55,7 @@ def find_changed_state(
                     break
             after = _snapshot(trial, tensors)
             for name in {**before, **after}:
-                if not _is_same(before.get(name, MISSING), after.get(name, MISSING)):
+                if not _is_same(before.get(name, ABSENT), after.get(name, ABSENT)):
                     changed.append(name)
     return tuple(dict.fromkeys(changed))
 
@@ -90,7 +90,7 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
 
 
 def _is_same(before: Any, after: Any) -> bool:
-    if before is MISSING or after is MISSING:
+    if before is ABSENT or after is ABSENT:
         return False
     value, count = before
     other, other_count = after
@@ -112,7 +112,7 @@ def restore_state(locations: list[Location]) -> Iterator[None]:
     for part, key in locations:
         # Looked up every time: a copied module has other dictionaries.
         owner: dict[str, Any] = part._buffers if key in part._buffers else vars(part)
-        value = owner.get(key, MISSING)
+        value = owner.get(key, ABSENT)
         before.append((owner, key, value))
         if isinstance(value, Tensor):
             owner[key] = value.clone()
@@ -122,7 +122,7 @@ def restore_state(locations: list[Location]) -> Iterator[None]:
         yield
     finally:
         for owner, key, value in before:
-            if value is MISSING:
+            if value is ABSENT:
                 owner.pop(key, None)
             else:
                 owner[key] = value

@@ -294,7 +294,7 @@ def _two_residual_blocks(channels: int, out: int, stride: int, norm: str) -> nn.
 
 # ---- ShuffleNetV2 --------------------------------------------------------------------------------
 
-STEM = 24
+STEM_CHANNELS = 24
 """Channels behind the first convolution of ShuffleNetV2, at every width of the paper."""
 LAST = 1024
 """Channels in front of its head, at the widths 0.5, 1.0 and 1.5 of the paper."""
@@ -361,9 +361,9 @@ class ShuffleNetV2(nn.Module):
         # Under vmap, torch's GroupNorm raises an error for channels last.
         self.channels_last = norm != "group"
         bias = norm == "none"
-        self.conv1 = nn.Conv2d(shape[0], STEM, 3, padding=1, bias=bias)
-        self.norm1 = make_norm(norm, STEM)
-        self.stage2 = _shuffle_stage(STEM, width, BLOCKS[0], norm)
+        self.conv1 = nn.Conv2d(shape[0], STEM_CHANNELS, 3, padding=1, bias=bias)
+        self.norm1 = make_norm(norm, STEM_CHANNELS)
+        self.stage2 = _shuffle_stage(STEM_CHANNELS, width, BLOCKS[0], norm)
         self.stage3 = _shuffle_stage(width, 2 * width, BLOCKS[1], norm)
         self.stage4 = _shuffle_stage(2 * width, 4 * width, BLOCKS[2], norm)
         self.conv5 = nn.Conv2d(4 * width, LAST, 1, bias=bias)

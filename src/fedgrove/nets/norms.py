@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import InputError, check
+from ..renamed import find_renamed
 
-KINDS = ("batch", "group", "none")
+NORMS = ("batch", "group", "none")
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -95,7 +97,7 @@ def use_native_batch_norm() -> Iterator[None]:
 
 def make_norm(kind: str, channels: int) -> nn.Module:
     """Make a norm layer for images: batch, group (two groups, as in FedAPTA) or none."""
-    check(kind in KINDS, "norm", kind, f"one of {', '.join(KINDS)}")
+    check(kind in NORMS, "norm", kind, f"one of {', '.join(NORMS)}")
     match kind:
         case "batch":
             return BatchNorm2d(channels)
@@ -135,3 +137,7 @@ def drop_batch_counters(module: nn.Module) -> None:
                 "average counts batches and clients cannot share that count: give it momentum=0.1."
             )
         part.num_batches_tracked = None
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -28,7 +28,8 @@ Settings = Mapping[str, Any] | Sequence[str]
 VALIDATION = 0.0
 """Share held out for validation by default: clients train on everything that is not test data."""
 NORM_BOUND = 100.0
-"""How many times longer than the recent median an update may be by default."""
+"""How many times longer than the recent median an update may be by default. Clients with many times
+the examples of others make updates several times as long; harmful ones are far longer."""
 
 
 # ---- reading what is typed -----------------------------------------------------------------------

@@ -74,7 +74,7 @@ class WeightedMean:
 CHUNK = 1 << 17
 """Numbers that are added at once on a CPU: in double precision they stay in a core's cache."""
 
-FEW = 1 << 13
+FEW_NUMBERS = 1 << 13
 """Up to this many numbers a new tensor costs no more than the shared scratch memory."""
 
 
@@ -269,7 +269,7 @@ def _add_scaled(total: Tensor, values: Tensor, weight: float) -> None:
         # A GPU's kernel converts the other type while it reads.
         total.add_(values, alpha=weight)
         return
-    if total.numel() <= FEW:
+    if total.numel() <= FEW_NUMBERS:
         total.add_(values.double(), alpha=weight)
         return
     for part, more in _pairs(total, values):

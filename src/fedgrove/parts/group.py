@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from .. import trees
 from ..errors import check, unknown
+from ..renamed import find_renamed
 from ..seeds import torch_rng
 
-HELD = 1 << 30
+MAX_UPDATE_BYTES = 1 << 30
 """Bytes of whole updates that a server keeps at once; of further clients it keeps a sketch."""
 SKETCH = 1 << 14
 """Numbers in a sketch of an update."""
@@ -291,16 +292,16 @@ def flatten_update(update: Mapping[str, Tensor]) -> Tensor:
 
 
 class Updates:
-    """Clients' updates as they come, in at most ``held`` bytes.
+    """Clients' updates as they come, in at most ``most_bytes`` bytes.
 
     Whole updates are kept while they fit. If not all will, sketches of all clients are kept too.
     Means over groups are computed after the groups are known, so they are over whole updates only:
     over all clients while these fit, else over the first ones that came.
     """
 
-    def __init__(self, clients: int, held: int = HELD) -> None:
+    def __init__(self, clients: int, most_bytes: int = MAX_UPDATE_BYTES) -> None:
         self._clients = clients
-        self._held = held
+        self._most_bytes = most_bytes
         self.whole: dict[int, Tensor] = {}
         self._sketches: dict[int, Tensor] = {}
 
@@ -309,7 +310,7 @@ class Updates:
         vector = flatten_update(update)
         update_bytes = 4 * max(1, vector.numel())
         # At least one is kept, however large: no group would have a centre otherwise.
-        room = max(1, self._held // update_bytes)
+        room = max(1, self._most_bytes // update_bytes)
         if len(self.whole) < room or client in self.whole:
             self.whole[client] = vector
         # Decided by the number of clients, not by what has come: all clients are compared by
@@ -335,3 +336,7 @@ class Updates:
         for group in sorted(members):
             centres[group] = torch.stack(members[group]).double().mean(0).float()
         return centres
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -94,7 +94,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformQuantiser:
     r"""A symmetric grid of :math:`2^b - 1` levels per layer, 0 among them.
 
     :math:`q = s \lfloor x / s + u \rfloor,\; s = \max|x| / (2^{b-1} - 1)`, with u uniform in [0, 1)

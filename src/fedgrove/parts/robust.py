@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..errors import check
+from ..renamed import find_renamed
 from ..trees import Tree
 from .aggregate import Average, WeightedMean, known, previous_of
 
@@ -54,7 +55,7 @@ Combine = Callable[[Mapping[str, Tensor], Sequence[Sent]], Tree]
 """The previous tree and at least one client's -> the next tree."""
 
 
-class Held:
+class CollectedTrees:
     """The trees of an exchange, kept until the average is taken."""
 
     def __init__(self, previous: Mapping[str, Tensor] | None, combine: Combine) -> None:
@@ -98,7 +99,7 @@ class Median:
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
         """A median before any client is added."""
-        return Held(previous, medians)
+        return CollectedTrees(previous, medians)
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class TrimmedMean:
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
         """A trimmed mean before any client is added."""
-        return Held(previous, self._combine)
+        return CollectedTrees(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
         return leaf_by_leaf(previous, sent, self._trimmed)
@@ -171,7 +172,7 @@ class ClippedMean:
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
         """A clipped mean before any client is added."""
-        return Held(previous, self._combine)
+        return CollectedTrees(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
         lengths = distances_to(previous, sent)
@@ -220,7 +221,7 @@ class MultiKrum:
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
         """A mean before any client is added."""
-        return Held(previous, self._combine)
+        return CollectedTrees(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
         mean = WeightedMean().start(parameters(previous))
@@ -281,7 +282,7 @@ class GeometricMedian:
 
     def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
         """A geometric median before any client is added."""
-        return Held(previous, self._combine)
+        return CollectedTrees(previous, self._combine)
 
     def _combine(self, previous: Mapping[str, Tensor], sent: Sequence[Sent]) -> Tree:
         begin = medians(previous, sent, weighted=True)
@@ -462,3 +463,7 @@ def in_order(like: Mapping[str, Tensor], *parts: Mapping[str, Tensor]) -> Tree:
     for part in parts:
         leaves.update(part)
     return trees.pick(leaves, like)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -26,10 +26,10 @@ FAR_APART = 10
 UNSURE = 0.05
 """A p above this is reported with the best entry."""
 MOST_CURVES = 12
-"""With more entries than this there are no curves: nobody could distinguish them."""
+"""With more entries than this there are no curves: they could not be distinguished."""
 MOST_POINTS = 200
 """Points of a curve."""
-GREY = 8
+UNTUNED_COLOUR = 8
 """The colour of scores before fine-tuning."""
 OTHER_COSTS = (
     ("density", "the weights kept", "share of weights kept"),
@@ -251,7 +251,7 @@ class _Section:
         marks = []
         for i, length in enumerate(lengths):
             # Before fine-tuning is grey; what fine-tuning adds has colours.
-            colour = GREY if length == "0" else i - ("0" in lengths)
+            colour = UNTUNED_COLOUR if length == "0" else i - ("0" in lengths)
             averages = {}
             for group in seed_averages.average_after(members, length):
                 averages[group["group"]] = group
@@ -290,7 +290,7 @@ class _Section:
             Series.from_points(
                 "",
                 front,
-                GREY,
+                UNTUNED_COLOUR,
                 dashed=True,
                 marker="",
                 in_legend=False,

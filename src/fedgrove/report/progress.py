@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import (
@@ -29,22 +28,19 @@ from rich.text import Text
 
 from .charts import Chart, Series, draw_xy, thin_out
 from .page import Page
-from .tables import format_bytes, format_duration
+from .tables import Line, format_bytes, format_duration
 from .terminal import is_live_terminal
 
 PRINT_EVERY = 5.0
 """Seconds between plain lines."""
 REFRESH = 2
 """Seconds after which the page of ``watch`` reloads."""
-MOST_POINTS = 300
+MOST_CURVE_POINTS = 300
 """Points of a curve: a run may have a hundred thousand rounds."""
 MOST_ROWS = 200
 """Runs of a sweep in the table of the page."""
 OVER = ("finished", "stopped", "failed")
 """The states after which nothing changes."""
-
-Line = Mapping[str, Any]
-"""A line of metrics.jsonl."""
 
 
 # ---- while a run trains --------------------------------------------------------------------------
@@ -382,7 +378,7 @@ def _status_charts(run: RunStatus) -> list[Chart]:
 
 
 def _draw_curve(title: str, points: Sequence[tuple[int, float]], y_title: str) -> Chart:
-    points = thin_out(points, MOST_POINTS)
+    points = thin_out(points, MOST_CURVE_POINTS)
     x = [float(at) for at, _ in points]
     series = Series("", x, [value for _, value in points], marker="", size=1)
     return draw_xy(title, [series], "round", y_title, whole_x=True)

@@ -21,7 +21,7 @@ from ..wire.ledger import sum_by_cause
 from . import charts, tables
 from .charts import Chart, Limits, Series, thin_out
 from .page import COLOURS, Page
-from .tables import Scores, Summary, read_column
+from .tables import Line, Scores, Summary, read_column
 
 MESSAGE_PARTS = {
     "values": "values of weights",
@@ -45,9 +45,7 @@ MOST_BARS = 60
 SCORES_BY_ROUND = {"mean": "mean", "worst tenth": "worst10", "worst client": "worst"}
 """The lines of a chart of scores, and the fields of :class:`Scores`."""
 
-Values = NDArray[np.float64]
-Line = Mapping[str, Any]
-"""A line of metrics.jsonl."""
+Numbers = NDArray[np.float64]
 Client = Mapping[str, Any]
 """``client``, ``name``, ``examples``, ``test``, ``score``, ``density``, ``group``, ``task``."""
 
@@ -576,7 +574,7 @@ def _client_size(clients: int) -> float:
     return 2.2 if clients <= 2000 else 1.1
 
 
-def _spread_dots(x: Values, clients: Values) -> Values:
+def _spread_dots(x: Numbers, clients: Numbers) -> Numbers:
     """Return how far dots are moved to the side, if many would lie on top of each other."""
     values = np.unique(x)
     if len(values) < 2 or 3 * len(values) > len(x):

@@ -23,6 +23,8 @@ from .terminal import (
 )
 
 Summary = Mapping[str, Any]
+Line = Mapping[str, Any]
+"""A line of metrics.jsonl."""
 
 COST_COLUMNS = (
     Column("density", 5),
@@ -35,7 +37,7 @@ COST_COLUMNS = (
     Column("seconds", 6),
 )
 """Columns of what a run cost; the lower ranks stay where a terminal is narrow."""
-UNITS = "kB: per device and round, 1 kB = 1000 bytes; total: all devices and rounds"
+UNITS_NOTE = "kB: per device and round, 1 kB = 1000 bytes; total: all devices and rounds"
 REASON_COLUMNS = ("lost", "refused")
 """Columns that count the reports that did not reach the model."""
 OPTIONS_SHOWN = (
@@ -343,7 +345,7 @@ def print_summaries(
             cells.append(str(sum((row.summary.get(key) or {}).values())))
         lines.append(cells)
     print_table(columns, lines, file, elsewhere)
-    print_text(UNITS, file)
+    print_text(UNITS_NOTE, file)
     if not is_tuned:
         print_text(f"{', '.join(scores.metric for scores in metrics)}: before fine-tuning", file)
     _explain_marks(rows, best, metrics, file)

@@ -59,7 +59,7 @@ SIGNS = {
 ERASE = "\r\033[K"
 """Moves the cursor to the start of the line and deletes the line."""
 
-GAP = 2
+COLUMN_GAP = 2
 """Spaces between table columns."""
 NAME_SHARE = 0.35
 """The largest share of the width that a name takes before it is broken."""
@@ -374,7 +374,7 @@ def _full_width(i: int, columns: Sequence[Column], rows: Sequence[Sequence[Cell]
 
 
 def _total_width(widths: Sequence[int], shown: Sequence[int]) -> int:
-    return sum(widths[i] for i in shown) + GAP * max(0, len(shown) - 1)
+    return sum(widths[i] for i in shown) + COLUMN_GAP * max(0, len(shown) - 1)
 
 
 def _narrow_names(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..errors import InputError, unknown
 
-NEEDS = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
+TRACKER_MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
 """The trackers, and the module that each needs."""
 
 
@@ -40,9 +40,9 @@ def make_tracker(name: str, place: Path) -> Tracker:
     Raises:
         InputError: The name is unknown, or the package is not installed.
     """
-    if name not in NEEDS:
-        raise unknown("tracker", name, list(NEEDS))
-    if find_spec(NEEDS[name]) is None:
+    if name not in TRACKER_MODULES:
+        raise unknown("tracker", name, list(TRACKER_MODULES))
+    if find_spec(TRACKER_MODULES[name]) is None:
         raise InputError(
             f"--track {name} was given and {name} is not installed; "
             f"get it with: pip install 'fedgrove[track]'"

@@ -159,7 +159,7 @@ STEM = "tree"
 """The beginning of these files' names."""
 LEAST = 1 << 16
 """The smallest tree in bytes that has its own file; smaller ones are faster to write again."""
-THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+WRITERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """How many files are written at once: checksums and writes release Python's lock. Half the cores,
 because more threads than free cores are slower than one."""
 
@@ -227,7 +227,7 @@ class TreeFiles:
                 changed[key] = tree
         if changed:
             # New threads each time: a fork must not find idle ones.
-            with ThreadPoolExecutor(THREADS) as threads:
+            with ThreadPoolExecutor(WRITERS) as threads:
                 write = partial(_write_tree, folder=folder, there=self.there)
                 self._now.update(zip(changed, threads.map(write, changed.values()), strict=True))
         for key, (_, stand_in) in self._requested.items():
@@ -283,9 +283,9 @@ def _is_unchanged(written: _WrittenTree, tree: Mapping[str, Tensor]) -> bool:
 
 # ---- manifests -----------------------------------------------------------------------------------
 
-FORMAT = 3
+MANIFEST_FORMAT = 3
 """Raised when manifests change. Before there was a format, files had no checksums."""
-READABLE = (2, FORMAT)
+READABLE = (2, MANIFEST_FORMAT)
 """Formats that are read; others are refused. In format 2 no tree had its own file."""
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core import REFERENCE_GMACS, Answer, ClientInfo, Lost, Task
 from ..data.devices import Steps
 from ..errors import InputError
+from ..renamed import find_renamed
 
 if TYPE_CHECKING:
     from .run import Run
@@ -30,7 +31,7 @@ DIGITS = 9
 resumed has the same times."""
 
 
-class NobodyInTime(InputError):
+class NoClientInTime(InputError):
     """A deadline that none of the clients can meet."""
 
 
@@ -133,7 +134,7 @@ class Stopwatch:
         return Lost(task.to, "late", sentence, _cost(answer))
 
     def _times(self, task: Task, answer: Answer) -> Times:
-        """Of a lost client only what was sent counts: nobody knows how far it got."""
+        """Of a lost client only what was sent counts: how far it got is unknown."""
         federation = self._run.federation
         try:
             info = federation.info(task.to, task.round)
@@ -183,7 +184,7 @@ class Stopwatch:
             return ""
         client, taken = self._fastest_late
         return (
-            f"Nobody answered within --deadline {self._run.deadline:g}: the fastest, client "
+            f"No client answered within --deadline {self._run.deadline:g}: the fastest, client "
             f"{client}, takes {taken.total:.4g} s of virtual time ({taken.down:.3g} s down, "
             f"{taken.compute:.3g} s of work, {taken.up:.3g} s up)."
         )
@@ -195,7 +196,7 @@ class Stopwatch:
         is_final = self._start == 0 and all_were_asked and federation.trace is None
         sentence = self.explain_all_late()
         if is_final and sentence:
-            raise NobodyInTime(f"{sentence} Give a longer deadline.")
+            raise NoClientInTime(f"{sentence} Give a longer deadline.")
 
 
 def _cost(answer: Any) -> Mapping[str, Mapping[str, int]]:
@@ -232,3 +233,7 @@ def make_notes(run: Run, end: float) -> list[str]:
         f"the trace ended before the run for {len(ended)} of {len(run.federation.ids)} clients, "
         f"the first at {min(ended):g} s of {end:.4g} s: they kept their last bandwidth"
     ]
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

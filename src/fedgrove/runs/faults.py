@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .. import seeds
 from ..core import SCORING_VERBS, Task
 from ..errors import InputError, check, unknown
+from ..renamed import find_renamed
 
-KINDS = {
+FAULT_KINDS = {
     "crash": "the client gets its task and fails at once",
     "late": "the client does its work, and the answer comes too late",
-    "silent": "the answer never comes, and nobody is told",
+    "silent": "the answer never comes, without an error",
     "nan": "a value of the report is NaN",
     "inf": "a value of the report is infinite",
     "huge": "a value of the report is 1e30",
@@ -27,7 +29,7 @@ KINDS = {
     "shape": "a tensor has another shape",
     "dtype": "a tensor is complex",
     "none": "a packet holds no values",
-    "mask": "a packet has a mask that nobody asked for, or lacks its own",
+    "mask": "a packet has a mask that was not requested, or lacks its own",
     "garbage": "the answer is not a report at all",
 }
 """What can go wrong with a task, by the word of ``--faults``."""
@@ -46,8 +48,8 @@ class Faults:
     def __post_init__(self) -> None:
         total = 0.0
         for kind, share in self.shares:
-            if kind not in KINDS:
-                raise unknown("fault", kind, list(KINDS))
+            if kind not in FAULT_KINDS:
+                raise unknown("fault", kind, list(FAULT_KINDS))
             check(0 <= share <= 1, f"faults {kind}", share, "a probability between 0 and 1")
             total += share
         # At most one fault hits a task, so their probabilities add up.
@@ -91,3 +93,7 @@ class Faults:
 
 
 NO_FAULTS = Faults()
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -29,7 +29,7 @@ CHECKSUMS = "checksums.txt"
 PARTIAL = ".part"
 """The ending of a file's name while it is being written."""
 SEAL = "sha256"
-SHORT = 16
+NAME_DIGITS = 16
 """How many of the 64 hexadecimal digits a file's name has: enough against accidents."""
 
 
@@ -164,7 +164,7 @@ def parse_json(data: bytes, path: Path) -> Any:
 
 def name_with_checksum(stem: str, data: bytes) -> str:
     """Return the name of a run's file of tensors, which has its checksum."""
-    return f"{stem}.{compute_checksum(data)[:SHORT]}.safetensors"
+    return f"{stem}.{compute_checksum(data)[:NAME_DIGITS]}.safetensors"
 
 
 def read_named(folder: Path, name: str) -> bytes:
@@ -174,7 +174,7 @@ def read_named(folder: Path, name: str) -> bytes:
     path = check_inside(folder, name)
     data = read_bytes(path)
     _, _, expected = name.removesuffix(".safetensors").rpartition(".")
-    if compute_checksum(data)[:SHORT] != expected:
+    if compute_checksum(data)[:NAME_DIGITS] != expected:
         raise damaged(path)
     return data
 

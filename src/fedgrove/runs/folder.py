@@ -35,7 +35,7 @@ from ..trees import Tree
 from ..wire.known_state import KnownState
 from . import files
 from .checkpoint import (
-    FORMAT,
+    MANIFEST_FORMAT,
     STEM,
     Manifest,
     TreeFiles,
@@ -47,9 +47,7 @@ from .checkpoint import (
 )
 from .files import CHECKSUMS, PARTIAL, cannot_write, damaged, write_bytes
 from .memory import decode_tree, encode_tree, read_named_tree, write_named_tree
-from .model import FILE as PREPARATION
-from .model import FORMAT as PREPARATION_FORMAT
-from .model import describe_clients
+from .model import PREPARATION_FILE, PREPARATION_FORMAT, describe_clients
 from .run import Run
 from .summary import Delivery
 
@@ -297,14 +295,14 @@ class RunFolder:
             old = find_manifest(self._latest)
             previous = find_manifest(self._previous)
         is_due = time.monotonic() - self._synced_at >= SYNC_EVERY
-        new = Manifest({"format": FORMAT, "synced": is_due, **content})
+        new = Manifest({"format": MANIFEST_FORMAT, "synced": is_due, **content})
         if is_due:
             on_disk = []
             for known in (old, previous):
                 if known and known.synced:
                     on_disk.append(known.files)
             self._sync(new.files.difference(*on_disk))
-        # Until all is written, nobody knows what is there.
+        # Until all is written, it is unknown what is there.
         self._committed = (None, None)
         # From this rename on the new checkpoint counts.
         write_bytes(self._latest, new.text, sync=is_due)
@@ -531,7 +529,7 @@ class RunFolder:
             index[str(client)] = name
         self._write_model("index.json", json.dumps(index, indent=1).encode())
         about = describe_clients(run, groups, group_files)
-        self._write_model(PREPARATION, json.dumps(about, indent=1).encode())
+        self._write_model(PREPARATION_FILE, json.dumps(about, indent=1).encode())
         for path in folder.glob(f"*{PARTIAL}"):
             path.unlink()
 
@@ -554,7 +552,7 @@ class RunFolder:
 
     def preparation(self) -> dict[str, Any] | None:
         """Return models/preparation.json; None for a run of a version that did not write it."""
-        name = f"models/{PREPARATION}"
+        name = f"models/{PREPARATION_FILE}"
         listed = {}
         if (self.path / CHECKSUMS).exists():
             listed = files.read_checksums(self.path)

@@ -1,7 +1,7 @@
 """A run seen from outside, while another process trains it: files are read and never written.
 
-Who trains holds the lock of the folder until it ends, by whatever means; so a run that nobody holds
-and that has no summary was stopped.
+The process that trains has the lock of the folder until it ends, by whatever means. So a run that
+is not locked and has no summary was stopped.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..report.progress import RunStatus, describe_score
 from .lock import check_free
 
 SWEEP = "sweep.json"
-RECENT = 10
-"""The time left is estimated from so many of the last rounds."""
+RECENT_ROUNDS = 10
+"""The time left is estimated from this number of last rounds."""
 SILENCE = 3.0
 """Seconds without a lock and without anything written, after which a run counts as stopped.
 
 There is a moment before a new run locks its folder, and there are file systems without locks."""
 COMPARED = 4096
-"""Of what was read, so many of the last bytes must still be there, or all is read again."""
+"""This number of the last bytes read must still be there, or all is read again."""
 MIB = 1 << 20
 
 
@@ -56,7 +56,7 @@ class Follower:
         self._offset = 0
         self._end = b""
         # Not all lines: a run may have a hundred thousand.
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_ROUNDS + 1)
         self._bytes = 0
         self._spent = 0.0
         self._round = 0
@@ -147,7 +147,7 @@ class Follower:
     def _left(self) -> float | None:
         recent = list(self._recent)
         before = 0
-        if len(recent) > RECENT:
+        if len(recent) > RECENT_ROUNDS:
             before = recent.pop(0)[0]
         # An exchange that is no round takes its time too, so rounds are counted, not lines.
         done = self._round - before

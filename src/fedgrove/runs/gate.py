@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import gpu_copies, trees
 from ..core import ClientInfo, ExpectedPacket, ExpectedReport, Packet, Report, Task
 from ..errors import check, clean_text
+from ..options.groups import NORM_BOUND as NORM_BOUND
 from ..parts.robust import is_parameter
 from .files import is_plain_name
 
@@ -32,10 +33,7 @@ REFUSALS = {
 }
 """Why a report can be refused."""
 
-NORM_BOUND = 100.0
-"""How many times longer than usual an update may be. Clients with many times the examples of others
-make updates several times as long; harmful ones are far longer."""
-RECENT = 100
+RECENT_UPDATES = 100
 """How many recent lengths of updates of a kind are kept."""
 FEW_LENGTHS = 9
 """This many lengths have a median that a few liars cannot move far."""
@@ -109,7 +107,7 @@ class Gate:
         """Return why the gate refuses an update as too long, compared with others of its kind."""
         for name, (length, model_length) in lengths.items():
             factor = self.norm
-            if name.endswith(STATISTICS):
+            if name.endswith(STATISTICS_ENDING):
                 # Variances go with the square of the inputs' units, in which clients may differ.
                 factor = self.norm**4
             bound = factor * usual[kind_of(task, name)]
@@ -269,7 +267,7 @@ def _is_finite(value: Tensor) -> bool:
 
 # ---- how long updates are ------------------------------------------------------------------------
 
-STATISTICS = ", statistics"
+STATISTICS_ENDING = ", statistics"
 """Running statistics have their own length, under the packet's name with this ending."""
 
 Lengths = Mapping[str, tuple[float, float]]
@@ -449,12 +447,12 @@ def _row_lengths(rows: Tensor, sent: Tensor | None) -> list[float]:
 
 def _names_by_kind(packet: Packet) -> dict[str, tuple[str, ...]]:
     """Return the names of a packet's weights and of its running statistics, if it has them."""
-    names: dict[str, list[str]] = {"": [], STATISTICS: []}
+    names: dict[str, list[str]] = {"": [], STATISTICS_ENDING: []}
     for name, leaf in packet.values.items():
         if is_parameter(name, leaf):
             names[""].append(name)
         elif leaf.is_floating_point():
-            names[STATISTICS].append(name)
+            names[STATISTICS_ENDING].append(name)
     by_kind = {}
     for kind, those in names.items():
         if those:
@@ -467,16 +465,16 @@ def _is_new(leaf: Tensor, before: Tensor | None) -> bool:
     return before is None or before.shape != leaf.shape
 
 
-CHUNK = 1 << 16
+LENGTH_CHUNK = 1 << 16
 """This many numbers stay in a core's cache between their difference and its length."""
 
 
 def _chunks(leaf: Tensor) -> Sequence[Tensor]:
     # Chunks of each leaf, never of a whole tree: lengths are then the same to the bit wherever an
     # engine puts the leaves.
-    if leaf.numel() <= CHUNK:
+    if leaf.numel() <= LENGTH_CHUNK:
         return (leaf,)
-    return torch.split(leaf.reshape(-1), CHUNK)
+    return torch.split(leaf.reshape(-1), LENGTH_CHUNK)
 
 
 def _changed_chunks(
@@ -545,4 +543,4 @@ class RecentLengths:
         for name, (length, _) in lengths.items():
             recent = self.by_kind.setdefault(kind_of(task, name), [])
             recent.append(length)
-            del recent[:-RECENT]
+            del recent[:-RECENT_UPDATES]

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 DEBUG = "FEDGROVE_DEBUG"
 """The environment variable that shows users' errors with their traceback."""
-LONGEST = 300
+LONGEST_ERROR = 300
 """How many characters of an error's text are shown."""
 NOT_THE_METHODS = (FedgroveError, OSError, torch.OutOfMemoryError)
 """Errors that are sentences already, or that engines and the command line handle."""
@@ -66,7 +66,7 @@ def record_errors(items: Iterable[T], errors: list[BaseException]) -> Iterator[T
 
 def _blame(method: AnyMethod, function: str, error: Exception) -> str:
     """Return the sentence about an error in a function of a method."""
-    text = " ".join(str(error).split())[:LONGEST].rstrip(".")
+    text = " ".join(str(error).split())[:LONGEST_ERROR].rstrip(".")
     if text:
         what = f"{type(error).__name__}: {text}"
     else:
@@ -100,8 +100,8 @@ def describe_error(error: BaseException) -> str:
     except Exception:
         lines = ["an error that cannot say what it is"]
     text = lines[0] if lines else "no reason given"
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]} ..."
+    if len(text) > LONGEST_ERROR:
+        text = f"{text[:LONGEST_ERROR]} ..."
     if isinstance(error, FedgroveError):
         return text.rstrip(".")
     text = f"{type(error).__name__}: {text.rstrip('.')}"

@@ -23,7 +23,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-FILE = "lock"
+LOCK_FILE = "lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems answer that have no locks: there nothing can be done, and runs go on."""
 _FAR = 1 << 30
@@ -51,16 +51,16 @@ def locked(folder: Path, sweep: Path | None = None) -> Iterator[None]:
             _held.discard(descriptor)
             # While it is still locked: whoever opened the file before must find it replaced.
             with suppress(OSError):
-                (folder / FILE).unlink()
+                (folder / LOCK_FILE).unlink()
             os.close(descriptor)
 
 
 def check_free(folder: Path) -> None:
     """Refuse a run folder that is locked, by another process or by this one."""
     try:
-        descriptor = os.open(folder / FILE, os.O_RDWR | _NO_FOLLOW)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | _NO_FOLLOW)
     except OSError:
-        # Nobody has locked it, or it is none of ours.
+        # It is not locked, or not one of our files.
         return
     try:
         if not _try(descriptor):
@@ -70,7 +70,7 @@ def check_free(folder: Path) -> None:
 
 
 def _acquire(folder: Path) -> int:
-    path = folder / FILE
+    path = folder / LOCK_FILE
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o644)
@@ -122,7 +122,7 @@ def _in_use(folder: Path) -> InputError:
     time.sleep(0.05)
     who = "another process"
     with suppress(OSError, ValueError):
-        pid, _, machine = (folder / FILE).read_text().strip().partition(" ")
+        pid, _, machine = (folder / LOCK_FILE).read_text().strip().partition(" ")
         who = f"process {int(pid)}"
         if machine and machine != platform.node():
             who += f" on {machine}"

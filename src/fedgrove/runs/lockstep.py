@@ -41,7 +41,7 @@ from .summary import Delivery, measure_purity, summarise
 Watch = Callable[[Mapping[str, Any]], None]
 """Called with each line of metrics.jsonl after it is written."""
 
-PATIENCE = 3
+MOST_ATTEMPTS = 3
 """How often an exchange is tried, if too few clients report, before the run ends."""
 
 FAILURES = (FedgroveError, OSError)
@@ -160,7 +160,7 @@ class Member:
             reports = list(admission.admit(ledger.tally(answers)))
             self.line |= summarise_scores(self.run, self.exchange.state.round, reports)
         except TooFewReports:
-            # Nobody could be scored: the line has no accuracy, and the run goes on.
+            # No client could be scored: the line has no accuracy, and the run goes on.
             pass
         scored = len(keep_scored(reports))
         if scored < len(tasks):
@@ -185,7 +185,7 @@ class Member:
     def check_patience(self) -> None:
         """End the run if its exchange was abandoned too often; a resumed run may try again."""
         tried = self.exchange.attempt - self._first_attempt
-        if tried >= PATIENCE:
+        if tried >= MOST_ATTEMPTS:
             raise EngineError(
                 f"the exchange of round {self.exchange.state.round + 1} was abandoned {tried} "
                 f"times: {self.exchange.why_abandoned}"
@@ -307,13 +307,15 @@ def _conclude(members: Sequence[Member], engine: Engine) -> None:
 
 
 Plan = Callable[[Member], list[Task]]
-Receive = Callable[[Member, Sequence[Task], Answers], None]
+TakeAnswers = Callable[[Member, Sequence[Task], Answers], None]
 
 
-def map_together(engine: Engine, members: Sequence[Member], plan: Plan, receive: Receive) -> None:
+def map_together(
+    engine: Engine, members: Sequence[Member], plan: Plan, receive: TakeAnswers
+) -> None:
     """Make one map over the tasks of all runs in lockstep.
 
-    A member whose ``receive`` fails is left with its error. If the map itself breaks, nobody knows
+    A member whose ``receive`` fails is left with its error. If the map itself breaks, it is unknown
     whose job it was: the members that had not received all their answers try again, one by one, and
     only the one at fault fails.
 
@@ -420,7 +422,7 @@ def _lose_skipped(run: Run, task: Task) -> tuple[Task, Answer]:
 
 # ---- torch's threads and Python's garbage collector ----------------------------------------------
 
-SMALL = 1 << 20
+SMALL_NET = 1 << 20
 """The server's work on a network with fewer parameters is fastest with one thread."""
 NEW_OBJECTS = 20_000
 """How many new objects make Python's garbage collector look for cycles. A round makes about ten
@@ -433,7 +435,7 @@ def limit_threads(parameters: int) -> AbstractContextManager[None]:
     Leaves of ten thousand numbers are done before a second thread has woken up, and threads that
     wait for the next leaf keep cores from those that encode and train.
     """
-    return single_thread() if parameters < SMALL else nullcontext()
+    return single_thread() if parameters < SMALL_NET else nullcontext()
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..trees import Tree
 from .files import (
+    NAME_DIGITS,
     PARTIAL,
-    SHORT,
     cannot_write,
     compute_checksum,
     damaged,
@@ -313,7 +313,7 @@ def make_version(round: int, verb: str, checksum: str) -> str:
     """Return the version of what a client remembers after a task; each content has its own."""
     # Some systems allow no colon in a file's name.
     plain_verb = verb.replace(":", "-")
-    return f"{round}.{plain_verb}.{checksum[:SHORT]}"
+    return f"{round}.{plain_verb}.{checksum[:NAME_DIGITS]}"
 
 
 def memory_file_name(client: int | str, version: str) -> str:

@@ -1,6 +1,6 @@
 """A trained model that is used: raw inputs in, names of classes or numbers out.
 
-What a model needs beside its weights is in ``models/preparation.json`` of a run folder: how a
+What a model needs next to its weights is in ``models/preparation.json`` of a run folder: how a
 client's raw inputs were standardised, what its outputs mean, who is who::
 
     format            1
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..data.dataset import Array
 from ..data.federation import Federation
 from ..data.mix import resize_inputs
 from ..data.preparation import IDENTITY, Preparation, channel_statistics
@@ -34,15 +34,13 @@ from ..problems import MixedProblem, Problem, SquaredError, Unit
 if TYPE_CHECKING:
     from .run import Run
 
-FILE = "preparation.json"
-"""Beside the weights, in ``models/``."""
-FORMAT = 1
+PREPARATION_FILE = "preparation.json"
+"""Next to the weights, in ``models/``."""
+PREPARATION_FORMAT = 1
 AT_ONCE = 512
 """Examples of one pass: a long recording must not need more memory than there is."""
 LISTED = 20
 """The number of clients that are listed where a name is unknown."""
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +288,7 @@ def r2(y: Array, predicted: Array) -> float:
     return float(1 - error / spread)
 
 
-# ---- what is kept beside the weights -------------------------------------------------------------
+# ---- what is kept next to the weights ------------------------------------------------------------
 
 
 def describe_clients(
@@ -309,7 +307,7 @@ def describe_clients(
             entry["group"] = groups[k]
         clients[str(k)] = entry
     return {
-        "format": FORMAT,
+        "format": PREPARATION_FORMAT,
         "shape": list(federation.shape),
         "outputs": federation.classes,
         "labels": list(federation.labels),
@@ -323,7 +321,7 @@ def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
     try:
         data = federation.client(k, rounds)
     # The data may come from a function of the user's own, which may raise anything. The client was
-    # lost for that, a note says why, and its model is still good for others' inputs.
+    # lost for that, a note says why, and its model can still be used on others' inputs.
     except Exception:
         common = federation.preparation.to_json()
         kind = problem.for_task("")

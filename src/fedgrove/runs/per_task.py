@@ -1,4 +1,4 @@
-"""A method once for each true task: the server is told who does what, and keeps the tasks apart.
+"""A method once for each true task: the server knows who does what, and keeps the tasks apart.
 
 In a federation that mixes data sets, a method with one model makes one model of all tasks. With
 ``per_task`` the server has a state of the method for each task (``ClientInfo.task``), as if each
@@ -7,7 +7,7 @@ Clients notice nothing, and the method is any method, as it is. It is what an or
 so the measure for methods that must find the tasks themselves.
 
 All tasks start at the same initial parameters. The cohort of a round is drawn over all clients as
-ever; a task of which nobody is drawn, or nobody answers, keeps its state, and its round passes.
+ever; a task of which no client is drawn, or none answers, keeps its state, and its round passes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PerTask:
             planned += self._planned(state, task, own, drawn)
         if planned:
             return planned
-        # Only tasks that lag behind are left, and nobody of theirs was drawn: the first ones go.
+        # Only tasks that lag behind are left, and no client of theirs was drawn: the first ones go.
         for task, own in self._due(state):
             members = []
             for k in self.clients:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 UPDATE = "update"
 """The name of packets that are a change, and not the changed model."""
 SAMPLING_RATE = 1.0
-"""The server draws the cohort and sees who answers: sampling hides nobody from it."""
+"""The server draws the cohort and sees who answers: sampling hides no client from it."""
 EXAMPLE = "clip=1.0,noise=0.8"
 
 
@@ -68,7 +68,7 @@ class Privacy:
     delta: float = 1e-5
     """The delta for which epsilon is reported."""
     secret: bool = False
-    """Draw noise that nobody can draw again, instead of from the run's seed, which the server
+    """Draw noise that cannot be drawn again, instead of from the run's seed, which the server
     knows: for real clients. Such a run cannot be repeated."""
 
     def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ def protect(
         give[name] = Packet(noised, packet.mask)
     memory = outcome.memory
     if privacy.secret and memory:
-        # The server sees the checksum of a memory in its version: with a salt nobody can try out
+        # The server sees the checksum of a memory in its version: with a salt it cannot try out
         # what the memory might be.
         salt = torch.tensor([secrets.randbits(62), secrets.randbits(62)])
         memory = {**memory, "privacy.salt": {"salt": salt}}

@@ -188,7 +188,7 @@ class Run:
         for name, net in others.items():
             if name == "model":
                 raise InputError(
-                    "the method calls a net of its own 'model', which is the name of the run's "
+                    "the method calls one of its nets 'model', which is the name of the run's "
                     "net; give it another name."
                 )
             check(isinstance(net, Net), f"net {name!r} of the method", net, "a fedgrove.nets.Net")

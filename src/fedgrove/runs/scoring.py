@@ -95,17 +95,17 @@ class _CopyUntuned:
         return {**carry, "tuned0": carry[self.tree]}
 
 
-Score = Callable[[Net, Tree, Batch, Carry], Tree]
+Scorer = Callable[[Net, Tree, Batch, Carry], Tree]
 
 
-def _score_stages(score: Score, of: str, epochs: int) -> tuple[Measure, Measure]:
+def _score_stages(score: Scorer, of: str, epochs: int) -> tuple[Measure, Measure]:
     return (
         Measure(f"test{epochs}", score, Batches("test"), of=of),
         Measure(f"validation{epochs}", score, Batches("validation"), of=of),
     )
 
 
-def choose_scorer(method: AnyMethod) -> Score:
+def choose_scorer(method: AnyMethod) -> Scorer:
     """Return how a run scores a batch: one pass of the model, or the method's prediction."""
     if isinstance(method, WithPrediction):
         return _ScorePrediction(method)

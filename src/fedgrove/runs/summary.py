@@ -214,7 +214,7 @@ def summarise(
         **training.totals(),
         **training.parts(),
         "bytes_paper": paper,
-        # A line of an exchange after which nobody was scored has no such key.
+        # A line of an exchange after which no client was scored has no such key.
         "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
         "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
         **delivery_bytes.totals("bytes_deliver"),

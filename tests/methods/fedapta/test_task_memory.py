@@ -88,7 +88,7 @@ def test_a_round_by_hand() -> None:
 
 
 def test_those_away_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_memory, "REMEMBERED", 2)
+    monkeypatch.setattr(task_memory, "MOST_REMEMBERED", 2)
     before = {0: trace(1.0), 1: trace(1.0)}
     after = remembered(before, {0: 0, 1: 0}, {0: trace(1.0), 2: trace(1.0)}, **NUMBERS)
     assert list(after) == [0, 2]

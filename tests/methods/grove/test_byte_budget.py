@@ -11,7 +11,7 @@ from fedgrove.core import ClientInfo, Packet, Setup
 from fedgrove.errors import InputError
 from fedgrove.methods.grove.byte_budget import (
     MOST_SHARE,
-    Exchange,
+    SampleMessages,
     bytes_allowed,
     coded_bytes,
     dense_bytes_of,
@@ -36,9 +36,9 @@ def start(clients: int = 20, cohort: int = 5, rounds: int = 8) -> Setup:
     return Setup(NET.params(), NET, infos, rounds, lambda j: {}, cohort=cohort)
 
 
-def exchange(has_versions: bool = False, **words: int) -> Exchange:
+def exchange(has_versions: bool = False, **words: int) -> SampleMessages:
     model = {name: NET.params()[name] for name in ("0.weight", "0.bias")}
-    return Exchange(start(**words), model, {}, 153, {}, Smallest(), has_versions, 4.0)
+    return SampleMessages(start(**words), model, {}, 153, {}, Smallest(), has_versions, 4.0)
 
 
 @pytest.mark.parametrize(

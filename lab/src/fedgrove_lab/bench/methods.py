@@ -149,7 +149,7 @@ class SteppedRun:
         return are_new
 
 
-# ---- a run whose edits can be told from their callers --------------------------------------------
+# ---- a run whose edits can be distinguished from their callers ----------------------------------
 
 
 class MarkedRun(Run):

@@ -23,7 +23,7 @@ GENERATED = ("generated, not measured",)
 # ---- motion: windows of movements ----------------------------------------------------------------
 
 ACTIVITIES = ("resting", "strolling", "walking", "jogging", "running")
-KINDS = 3
+USER_KINDS = 3
 """Kinds of users, who do the same activities at different tempos."""
 MOTION_USERS = 24
 RATE = 20
@@ -34,7 +34,7 @@ STEP = 32
 """Samples between the starts of two windows."""
 WINDOWS = 24
 """Windows per user and activity."""
-NOISE = 0.9
+SENSOR_NOISE = 0.9
 """The deviation of the sensor's noise; a movement swings by about 1."""
 FORECAST_NOISE = 0.3
 """The deviation of the noise if samples are forecast."""
@@ -48,7 +48,7 @@ def make_motion(users: int | None = None) -> Dataset:
     so one model for all does worse than one per kind. Kinds also wear the sensor turned by 15
     degrees from each other, users by as much again at random; resting hardly moves at all.
     """
-    return _motion_windows(users or MOTION_USERS, LENGTH, NOISE)
+    return _motion_windows(users or MOTION_USERS, LENGTH, SENSOR_NOISE)
 
 
 def make_motion_forecast(users: int | None = None) -> Dataset:
@@ -82,7 +82,7 @@ def _motion_windows(users: int, length: int, noise: float) -> Dataset:
     )
     windows = cut_windows(rows, length, STEP)
     assert windows.user is not None
-    return replace(windows, kinds=windows.user % KINDS)
+    return replace(windows, kinds=windows.user % USER_KINDS)
 
 
 def _recording(user: int, activity: int, noise: float) -> Array:
@@ -91,7 +91,7 @@ def _recording(user: int, activity: int, noise: float) -> Array:
     # generators are consumed in the order below: moving a draw changes the set.
     person = numpy_rng(0, "motion", user)
     moment = numpy_rng(0, "motion", user, activity)
-    kind = user % KINDS
+    kind = user % USER_KINDS
     n = LENGTH + STEP * (WINDOWS - 1)
 
     tempo = np.exp(person.normal(0, 0.05))
@@ -120,7 +120,7 @@ def _rotation(angle: float) -> Array:
 
 ROW_USERS = 20
 """Users of the sets of single rows, rooms and tags."""
-ROWS = 80
+ROWS_PER_USER = 80
 """Rows per user of these sets."""
 TAGS = ("red", "round", "soft", "sweet", "fresh")
 
@@ -136,7 +136,7 @@ def make_rooms(users: int | None = None) -> Dataset:
     targets = []
     for user in range(users):
         rng = numpy_rng(0, "rooms", user)
-        n = ROWS
+        n = ROWS_PER_USER
         hour = rng.uniform(0, 2 * np.pi, n)
         inside = rng.normal(20, 2, n)
         outside = rng.normal(8, 6, n) + 4 * np.cos(hour)
@@ -167,12 +167,12 @@ def make_tags(users: int | None = None) -> Dataset:
     targets = []
     for user in range(users):
         rng = numpy_rng(0, "tags", user)
-        x = rng.normal(size=(ROWS, 12))
+        x = rng.normal(size=(ROWS_PER_USER, 12))
         turned = planes.copy()
         if user % 2 == 1:
             turned[:, 3:] *= -1
         # A shift to the left: a tag is the exception, not the rule.
-        height = x @ turned - 2.0 + rng.normal(0, 0.5, (ROWS, len(TAGS)))
+        height = x @ turned - 2.0 + rng.normal(0, 0.5, (ROWS_PER_USER, len(TAGS)))
         inputs.append(x)
         targets.append(height > 0)
     return _join_users(inputs, targets, TAGS, "labels")
@@ -182,7 +182,7 @@ def _join_users(
     inputs: list[Array], targets: list[Array], labels: tuple[str, ...], kind: str
 ) -> Dataset:
     """Make a data set of users of two kinds, from the rows of each user."""
-    users = np.repeat(np.arange(len(inputs)), ROWS)
+    users = np.repeat(np.arange(len(inputs)), ROWS_PER_USER)
     return Dataset(
         np.concatenate(inputs).astype(np.float32),
         np.zeros(len(users), dtype=np.int64),

@@ -68,7 +68,7 @@ SHARED_BYTES = 1 << 26
 """Bytes of memory shared with each process; the system allocates them when they are used."""
 WORTH_SENDING = 1 << 14
 """Bytes of a packet, from which on counting takes longer than sending it to a process."""
-MAX_AHEAD = 4
+MAX_AHEAD_PER_WORKER = 4
 """The number of reports per process that are submitted ahead of the caller."""
 FEW_RECEIVERS = 4
 """A packet for at most this many clients is submitted once for each of them: sending it is faster
@@ -216,7 +216,7 @@ def attach_costs(
     failure: Exception | None = None
     try:
         for position, (job, answer) in enumerate(answers):
-            if len(waiting) == MAX_AHEAD * len(counters.workers):
+            if len(waiting) == MAX_AHEAD_PER_WORKER * len(counters.workers):
                 first, its_answer, ticket = waiting.popleft()
                 yield first, its_answer, ticket.costs()
             waiting.append((job, answer, _submit_report(counters, position, job, answer)))
@@ -250,7 +250,7 @@ def _submit_report(counters: Counters, position: int, job: ClientJob, answer: An
 class Ticket:
     """Stands for costs that a process counts, or has counted."""
 
-    worker: Worker | None = None
+    worker: CountingWorker | None = None
     found: Costs | None = None
 
     def costs(self) -> Costs:
@@ -261,7 +261,7 @@ class Ticket:
 
 
 @dataclass(eq=False)
-class Worker:
+class CountingWorker:
     """A process that counts, and its requests."""
 
     process: BaseProcess
@@ -361,7 +361,7 @@ class Worker:
 class Counters:
     """The processes that count for this one."""
 
-    workers: list[Worker]
+    workers: list[CountingWorker]
     owner: int
     """The id of the process that started them."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -459,14 +459,14 @@ def choose_default_number() -> int:
     return min(MAX_PROCESSES, cores() // 2)
 
 
-def _start_workers(number: int) -> list[Worker]:
-    """Start ``number`` processes, or as many as possible."""
+def _start_workers(number: int) -> list[CountingWorker]:
+    """Start ``number`` processes, or fewer if the system refuses."""
     # A process of a pool may have no children.
     may_have_children = not mp.current_process().daemon
     can_fork = default_start() == "fork" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if not may_have_children or not can_fork:
         return []
-    workers: list[Worker] = []
+    workers: list[CountingWorker] = []
     try:
         for _ in range(number):
             workers.append(_start())
@@ -476,7 +476,7 @@ def _start_workers(number: int) -> list[Worker]:
     return workers
 
 
-def _start() -> Worker:
+def _start() -> CountingWorker:
     """Start a process."""
     context = mp.get_context("fork")
     own_end, worker_end = context.Pipe()
@@ -486,7 +486,7 @@ def _start() -> Worker:
     # The process sets its own signal handlers before it gets a signal.
     with delay_signals(), worker_end:
         process.start()
-    return Worker(process, own_end, memory, os.getpid())
+    return CountingWorker(process, own_end, memory, os.getpid())
 
 
 # ---- in a process that counts --------------------------------------------------------------------

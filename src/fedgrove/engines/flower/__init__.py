@@ -1,1 +1,1 @@
-"""Flower as an engine: the same methods where every client is a machine of its own."""
+"""Flower as an engine: the same methods where every client is a separate machine."""

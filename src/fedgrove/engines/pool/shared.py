@@ -29,7 +29,7 @@ Index = tuple[tuple[Place, ...], ...]
 ALIGN = 64
 """Every leaf starts at a multiple of this many bytes: any dtype may be viewed there."""
 
-PREFIX = "fedgrove-"
+BLOCK_PREFIX = "fedgrove-"
 """The names of all blocks start with this."""
 
 
@@ -53,7 +53,7 @@ def fresh_name() -> str:
 
     A process that knows a block's name can free it, even if the process that wrote it was killed.
     """
-    return PREFIX + secrets.token_hex(8)
+    return BLOCK_PREFIX + secrets.token_hex(8)
 
 
 def put(forest: Forest, name: str | None = None) -> Block:

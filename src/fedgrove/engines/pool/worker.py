@@ -24,7 +24,7 @@ from . import shared
 from .message import Envelope, Failed, PackedRuns, rebuild_packets, strip, unpack_runs
 from .shared import Block
 
-SIGNALS = [
+STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 """The signals that end a run from outside; Windows has no SIGHUP."""
@@ -40,7 +40,7 @@ def delay_signals() -> Iterator[None]:
         # On Windows.
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -80,13 +80,13 @@ def serve(
 
 def set_signals() -> None:
     """Set what this worker does on signals, and unblock them."""
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         # Ctrl-C and a closed terminal reach every process; the server handles them.
         signal.signal(number, signal.SIG_IGN)
     # A fork inherits the server's handler, which is not for workers.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def exit_after(server: int) -> None:

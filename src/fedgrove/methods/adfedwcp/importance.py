@@ -76,7 +76,7 @@ def weighed(scores: Sequence[float]) -> list[float]:
 # ---- by imprinting -------------------------------------------------------------------------------
 
 
-LONGEST = 100
+MOST_NUMBERS = 100
 """The most numbers per example that are kept of a layer, N_emb."""
 
 
@@ -162,7 +162,7 @@ def embedded(net: Net, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
 
 
 def pooled(activation: Tensor) -> Tensor:
-    r"""AdFedWCP: an activation (examples, channels, ...) as at most about :data:`LONGEST` numbers.
+    r"""AdFedWCP: an activation (examples, channels, ...) as about :data:`MOST_NUMBERS` numbers.
 
     Adaptive average pooling to d in each dimension, :math:`d = \lceil (N / C)^{1/n} \rceil` for C
     channels and n dimensions behind them (the paper has images, n = 2; signals and volumes are
@@ -174,7 +174,7 @@ def pooled(activation: Tensor) -> Tensor:
     if activation.dim() <= 2:
         return activation.flatten(1)
     channels = activation.shape[1]
-    room = min(LONGEST, activation[0].numel())
+    room = min(MOST_NUMBERS, activation[0].numel())
     match activation.dim():
         case 3:
             return F.adaptive_avg_pool1d(activation, math.ceil(room / channels)).flatten(1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-REMEMBERED = 1000
+MOST_REMEMBERED = 1000
 """How many devices' updates, of those seen last, are kept and compared."""
 
 
@@ -118,7 +118,7 @@ def remembered(
             after[k] = known.settled()
         else:
             after[k] = known.then(update, fade)
-    newest = list(after)[-max(REMEMBERED, len(updates)) :]
+    newest = list(after)[-max(MOST_REMEMBERED, len(updates)) :]
     return {k: after[k] for k in newest}
 
 

@@ -1,7 +1,7 @@
 """What gradients on one mini-batch say: how much a weight matters, and how much a layer does.
 
 Each part is a pure function of tensors that :class:`~fedgrove.core.Measure` runs on the client
-after training. Per-sample gradients are taken for a few examples at once, as many as a bounded
+after training. Per-sample gradients are taken for a few examples at once, the number that a bounded
 memory holds, and one after the other where a network cannot do that.
 """
 

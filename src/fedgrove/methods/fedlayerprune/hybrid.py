@@ -111,7 +111,7 @@ class Votes:
 # ---- a client's own mask: channels first, then weights -------------------------------------------
 
 
-Shapes = Mapping[str, tuple[int, ...]]
+ShapesByName = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def keep_weights(
     channels: Channels,
     mask: Mask,
     groups: Sequence[ChannelGroup],
-    shapes: Shapes,
+    shapes: ShapesByName,
 ) -> Mask:
     """FedLayerPrune: the ``counts`` best weights of every layer, inside channels and mask."""
     allowed = drop_removed(trees.pick(mask, scores), groups, channels)
@@ -251,7 +251,7 @@ def keep_weights(
 
 
 def without_empty_channels(
-    weights: Mapping[str, Tensor], groups: Sequence[ChannelGroup], shapes: Shapes
+    weights: Mapping[str, Tensor], groups: Sequence[ChannelGroup], shapes: ShapesByName
 ) -> Mask:
     """FedLayerPrune: the mask without channels that have no filter weight left.
 

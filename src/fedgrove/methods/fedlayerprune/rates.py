@@ -30,7 +30,7 @@ from .fisher import GradientVariance, HessianTrace
 
 Rates = dict[str, float]
 """Pruned shares by weight tensor, in order of execution."""
-Evidence = Mapping[str, float]
+LayerEvidence = Mapping[str, float]
 """One number per weight tensor, measured by clients."""
 
 
@@ -41,7 +41,7 @@ class LayerRates(Protocol):
     def measures(self) -> LayerMeasure | None:
         """FedLayerPrune: what clients measure for these layer rates, if anything."""
 
-    def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
+    def __call__(self, layout: Layout, p: float, evidence: LayerEvidence | None = None) -> Rates:
         """The pruned share of every prunable weight tensor, not yet capped."""
 
 
@@ -94,7 +94,7 @@ class KindAndDepth:
         """FedLayerPrune: clients measure the strength, if one is set."""
         return self.strength
 
-    def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
+    def __call__(self, layout: Layout, p: float, evidence: LayerEvidence | None = None) -> Rates:
         """The pruned share of every layer."""
         alphas = self.sensitivities(layout)
         rates = {name: p * alpha for name, alpha in alphas.items()}
@@ -133,7 +133,7 @@ class KindAndDepth:
         return alphas
 
 
-def share_of(name: str, evidence: Evidence) -> float:
+def share_of(name: str, evidence: LayerEvidence) -> float:
     r"""FedLayerPrune, Eq. 8: :math:`\gamma_l = s_l / \sum_j s_j`; equal shares where all are 0.
 
     >>> share_of("a", {"a": 3.0, "b": 1.0}), share_of("a", {"a": 0.0, "b": 0.0})
@@ -157,7 +157,7 @@ class Alike:
         """FedLayerPrune: clients measure nothing for equal layer rates."""
         return None
 
-    def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
+    def __call__(self, layout: Layout, p: float, evidence: LayerEvidence | None = None) -> Rates:
         """One share for all layers."""
         return dict.fromkeys(layout.prunable, p)
 
@@ -173,7 +173,7 @@ class Allocated:
         """FedLayerPrune: clients measure nothing for allocated layer rates."""
         return None
 
-    def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
+    def __call__(self, layout: Layout, p: float, evidence: LayerEvidence | None = None) -> Rates:
         """The pruned share of every layer."""
         shapes = layout.shapes
         # An allocation by shape reads nothing else of the scores: on "meta" they take no memory.
@@ -211,7 +211,7 @@ class LearnedSensitivity:
         """FedLayerPrune: clients measure how much the loss grows, layer by layer."""
         return LossIncrease(self.probe)
 
-    def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
+    def __call__(self, layout: Layout, p: float, evidence: LayerEvidence | None = None) -> Rates:
         """The pruned share of every layer."""
         names = layout.prunable
         if evidence is None:

@@ -1,8 +1,8 @@
 """A budget of bytes instead of shares: how much may be sent so that a run costs what it should.
 
 What messages take at a share is measured, with the method's own codec, on updates of random numbers
-(:class:`Exchange`); :func:`share_within` looks for the share that meets the budget. Clients whose
-devices hold only a part of the net send less than that.
+(:class:`SampleMessages`); :func:`share_within` looks for the share that meets the budget. Clients
+whose devices hold only a part of the net send less than that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from ... import trees
 from ...core import Packet, Report, Setup, Task, TaskSettings
 from ...errors import BudgetError, InputError, check
+from ...renamed import find_renamed
 from ...seeds import torch_rng
 from ...trees import Tree
 from ...wire.codec import Codec, Dense
@@ -119,7 +121,7 @@ def report_bytes(
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SampleMessages:
     """The contents of the two messages of an exchange, with coded updates of random numbers."""
 
     federation: Setup
@@ -205,7 +207,7 @@ def _noise(like: Mapping[str, Tensor], number: int) -> Tree:
     return noise
 
 
-def share_within(exchange: Exchange, share: str | float | None, budget: str | None) -> float:
+def share_within(exchange: SampleMessages, share: str | float | None, budget: str | None) -> float:
     """Grove: the largest share of an update's values that keeps a run within its byte budget.
 
     It is the largest share there is, if that takes less than the budget.
@@ -302,3 +304,7 @@ def waits(clients: int, cohort: int, rounds: int) -> list[float]:
     for j in range(1, rounds):
         chances.append((1 - p) ** (j - 1) * (1 + p * (rounds - 1 - j)) / rounds)
     return chances
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from ... import trees
 from ...channels.submodel import make_masked_packet
 from ...core import Carry, Packet
+from ...renamed import find_renamed
 from ...trees import Mask, Tree
 from ..stc import versions
 from ..stc.ternary import coded
@@ -52,7 +53,7 @@ class ClientViews:
     """With versions, by group: what of its model is not published yet, W_g - P_g."""
 
     @cached_property
-    def sent(self) -> dict[int, Sent]:
+    def sent(self) -> dict[int, SentChange]:
         """Grove: with views, by client: what was last made for it, until its report is folded.
 
         Clients that have never reported share one entry, :data:`NEW`.
@@ -62,7 +63,7 @@ class ClientViews:
         return {}
 
 
-class Sent(NamedTuple):
+class SentChange(NamedTuple):
     """A change that was made for a client, and what it was made of: does it still fit?"""
 
     model: Tree
@@ -102,7 +103,7 @@ def packets(
         key = _sent_key(views, client)
         # Made once for all new clients: there may be many of them, also when clients are scored.
         if will_report or key == NEW:
-            views.sent[key] = Sent(model, share, mask, change)
+            views.sent[key] = SentChange(model, share, mask, change)
         return {CHANGE: make_masked_packet(change, mask)}
     send = dict(versions.packets(views.published, client, group, known))
     if not mask:
@@ -223,3 +224,7 @@ def _same_mask(mask: Mask | None, other: Mask | None) -> bool:
 
 def _view(views: ClientViews, client: int) -> Tree:
     return views.views.get(client, views.initial)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -23,9 +23,9 @@ from .stability import nearest_others
 
 EVIDENCE = 0.5
 """The share of a head's change that is sent as evidence."""
-FEW = 4
+FEW_CLIENTS = 4
 """With fewer clients than this no client changes its group."""
-LONGEST = 5.0
+LONGEST_CHANGE = 5.0
 """A change that is longer than this many times the median of its round is shortened to that: no
 client decides alone what all have in common."""
 
@@ -51,7 +51,7 @@ def unlike_others(heads: Mapping[int, Tensor]) -> dict[int, Tensor]:
     lengths = {}
     for client, moved in heads.items():
         lengths[client] = float(moved.double().norm())
-    longest = LONGEST * median_low(lengths.values())
+    longest = LONGEST_CHANGE * median_low(lengths.values())
     bounded = {}
     for client, moved in heads.items():
         if lengths[client] > longest:
@@ -118,7 +118,7 @@ def regrouped(
     after = dict(groups)
     members = {client: known for client, known in evidence.items() if client in groups}
     ready, odd, even = halves(members)
-    if len(ready) >= FEW:
+    if len(ready) >= FEW_CLIENTS:
         now = torch.tensor([groups[client] for client in ready])
         nearest = nearest_others(normalize(odd.double() + even.double()), now)
         for client, label in zip(ready, nearest.tolist(), strict=True):

@@ -66,7 +66,7 @@ from ...errors import InputError, UnfitError, check
 from ...nets import Net
 from ...parts.common import CommonParts
 from ...parts.device_widths import narrow_clients
-from ...parts.group import HELD
+from ...parts.group import MAX_UPDATE_BYTES
 from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes
 from ...trees import Mask, Tree
@@ -77,7 +77,7 @@ from .channel_masks import ChannelMasks
 from .client import GroveClient
 from .head_evidence import (
     EVIDENCE,
-    FEW,
+    FEW_CLIENTS,
     gathered,
     halves,
     regrouped,
@@ -264,7 +264,7 @@ class Grove(CommonParts):
             return False
         if self.server == "versions":
             return True
-        return clients * bytes_of(model) > HELD
+        return clients * bytes_of(model) > MAX_UPDATE_BYTES
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """What brings a client nearer to its group's model, and which kind of model to use."""
@@ -422,7 +422,7 @@ class Grove(CommonParts):
             groups = regrouped(state.groups, state.evidence, unlike)
             return replace(state, groups=groups)
         ready, odd, even = halves(state.evidence)
-        if len(ready) < max(FEW, READY * len(state.evidence)):
+        if len(ready) < max(FEW_CLIENTS, READY * len(state.evidence)):
             return state
         labels, shared = self.finding(odd, even)
         # Twice in a row: once may be luck.
@@ -502,7 +502,7 @@ class Grove(CommonParts):
         evidence = 0
         if self.client.sends_evidence(setup.layout):
             evidence = setup.layout.count(setup.layout.head)
-        exchange = byte_budget.Exchange(
+        exchange = byte_budget.SampleMessages(
             federation=setup,
             model=model,
             statistics=trees.pick(setup.params, names),

@@ -15,7 +15,7 @@ q of block s is step 4 s + q. A tile, 4 neighbouring outputs, has 8 inputs, whic
 a block and of the next one: they are transformed where they lie, by plain products of matrices, and
 what is pooled in pairs lies in long stretches. The padding is part of it: the first two steps are
 zeros, and so are those after the end. The last block of an example begins no tile; one is computed
-there all the same, so that all lie in one stretch, and nobody reads it.
+there nevertheless, so that all lie in one stretch, and it is never read.
 """
 
 from __future__ import annotations
@@ -240,10 +240,10 @@ class _Memory:
 
 
 MOST_DIVISIONS = 64
-"""So many are remembered: a client with other data has a last batch of another size."""
+"""The number that is remembered: a client with other data has a last batch of another size."""
 
 MOST_SPARE = 2
-"""So many steps' memory is kept."""
+"""The number of steps whose memory is kept."""
 _spare: dict[torch.dtype, list[_Memory]] = {}
 """Memory of steps that are done. A step whose gradient is never asked for gives none back."""
 

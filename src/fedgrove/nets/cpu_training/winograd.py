@@ -17,7 +17,7 @@ from torch import Tensor
 WIDTH = 5
 """Of the kernel."""
 TILE = 4
-"""So many neighbouring outputs are computed together."""
+"""The number of neighbouring outputs that are computed together."""
 FINITE_POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 """Where polynomials are evaluated: small numbers, and their powers are exact in binary."""
 POINTS = len(FINITE_POINTS) + 1
