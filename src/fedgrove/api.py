@@ -127,7 +127,20 @@ def train_experiment(
     progress: bool = False,
     watch: Watch | None = None,
 ) -> Result:
-    """Train as :func:`train` does, with the engine that ``options`` name."""
+    """Train as :func:`train` does, with the engine that ``options`` name.
+
+    Args:
+        experiment: The experiment.
+        out: The run folder to make; None: a temporary one.
+        federations: Where the data are read, once each.
+        options: The options of the engine.
+        progress: Whether progress is shown.
+        watch: Called with each new line of metrics.jsonl.
+
+    Raises:
+        InputError: Something is refused before anything is written.
+        EngineError: The run could not be finished; the sentence says how to resume it.
+    """
     try:
         opened = open_engine(options)
     except InputError as error:
@@ -288,8 +301,13 @@ def _finish(
 def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = False) -> Result:
     """Load a finished run from its folder: its numbers and models, as ``run`` returned them.
 
-    A run with a module made in Python needs it again for its models: ``net=``. One whose
-    config.toml names a file of code (``net = "x.py:Net"``) needs ``trust``: that file is run.
+    Args:
+        path: The run folder.
+        net: The network again, for the models of a run with a module made in Python.
+        trust: Whether a file of code that config.toml names (``net = "x.py:Net"``) may be run.
+
+    Raises:
+        InputError: The folder has no finished run, or several, or needs no ``net``.
     """
     if (Path(path) / SWEEP_FILE).is_file():
         names = list(sweeps.read(path)["members"])

@@ -234,6 +234,11 @@ is not taken for 'har'."""
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     """The error for an unknown name: it suggests the nearest name and lists all.
 
+    Args:
+        kind: What the name stands for, as "method".
+        given: The unknown name.
+        allowed: All known names.
+
     >>> print(unknown("method", "fedavgg", ["fedavg", "local"]))
     there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local.
     >>> print(unknown("setting of ditto", "lambda", ["local.batch", "pull.mu"]))
@@ -268,6 +273,15 @@ def nearest(given: str, names: list[str]) -> str:
 
 def check(ok: bool, name: str, given: object, allowed: str) -> None:
     """Raise an :class:`InputError` unless ``ok``, with the range that is allowed.
+
+    Args:
+        ok: Whether the value can be used.
+        name: The name of the option or field.
+        given: The value.
+        allowed: What it must be, as "above 0".
+
+    Raises:
+        InputError: ``ok`` is false.
 
     >>> check(0.5 <= 1, "density", 0.5, "in (0, 1]")
     >>> check(-1 > 0, "lr", -1, "above 0")

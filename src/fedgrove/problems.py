@@ -483,6 +483,15 @@ def class_targets(problem: AnyProblem, outputs: Tensor, y: Tensor, marks: Tree) 
 
     In a mixed federation only a client whose task has classes gets any.
 
+    Args:
+        problem: The federation's problem.
+        outputs: The network's outputs for the batch.
+        y: The targets of the batch.
+        marks: The client's labels and task, ``carry["client"]``.
+
+    Raises:
+        InputError: No task of the problem has classes.
+
     >>> outputs = torch.zeros(2, 3)
     >>> class_targets(CLASSES, outputs, torch.tensor([2, 0]), {})
     ClassTargets(y=tensor([2, 0]), own=tensor([True, True, True]))

@@ -109,6 +109,11 @@ def where(mask: Tensor, value: Tensor, other: Tensor | float = 0.0) -> Tensor:
 
     Equal to ``torch.where`` and ``masked_fill`` to the bit, and faster on a CPU.
 
+    Args:
+        mask: Where to take ``value``.
+        value: The tensor to take.
+        other: A number or a tensor for all other places.
+
     >>> where(torch.tensor([True, False]), torch.tensor([-2.0, torch.nan]))
     tensor([-2.,  0.])
     """

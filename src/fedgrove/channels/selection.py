@@ -201,6 +201,11 @@ def select_best_in_steps(scores: Mapping[str, Tensor], density: float, multiple:
     A group narrower than twice ``multiple`` is not rounded. Of equal channels the first stay, so
     that what a smaller density keeps lies within what a larger one keeps.
 
+    Args:
+        scores: By group: how good each channel is.
+        density: The share of channels to keep.
+        multiple: Widths are multiples of this number where a group is wide enough.
+
     >>> kept = select_best_in_steps({"a": torch.arange(32.0), "b": torch.arange(6.0)}, 0.4, 8)
     >>> [int(k.sum()) for k in kept.values()]
     [16, 2]

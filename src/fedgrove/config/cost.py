@@ -183,6 +183,21 @@ def estimate_cost(
 ) -> dict[str, Any]:
     """Estimate an experiment's bytes and what a client needs, with clients of a few zeros.
 
+    Args:
+        method: The method.
+        net: A name, ``file.py:Class`` or a module.
+        shape: The shape of one input, without the batch.
+        classes: The number of outputs.
+        clients: The number of clients.
+        cohort: The number of clients in a round.
+        rounds: The number of rounds.
+        recipe: The local training of a method that has none of its own.
+        info: Returns the device of a client, with its number of examples; None: all are alike and
+            train on 500 examples.
+        trace: How bandwidths change, by client; None: they do not.
+        seed: All randomness follows from it.
+        freeze: The share of the net's layers that is not trained.
+
     ``bytes_up`` and ``bytes_down`` are upper bounds by the static codec (whose lengths follow from
     shapes and masks, not from values): the run is played to its end, one client really doing the
     work of each kind of task that comes up and answering for all others; messages are measured with
@@ -192,12 +207,10 @@ def estimate_cost(
     that of AdFedWCP, at k_max). ``memory`` is that of one training step by ``recipe``, or by the
     method's own ``local``.
 
-    ``info(k)`` is client k's device and number of examples, ``trace`` how its bandwidth changes;
-    without them all are alike and train on 500 examples. ``per_device`` holds, for one device in
-    one round, what it sends, gets and computes and how long it takes (:mod:`.runs.clock`): the mean
-    over the rounds that it takes part in, exchanges that complete no round (AdFedWCP's weighing)
-    shared out among them; and of that the least, the median and the most over the devices that take
-    part in any. ``virtual_seconds`` is the time of all rounds, if no client is dropped.
+    ``per_device`` has, for one device in one round, what it sends, gets and computes and how long
+    it takes (:mod:`.runs.clock`): the mean over the rounds that it takes part in, exchanges that
+    complete no round (AdFedWCP's weighing) shared out among them; and of that the least, the median
+    and the most over the devices that take part in any. ``virtual_seconds`` is the time of all rounds, if no client is dropped.
 
     >>> from fedgrove.methods import FedAvg
     >>> size = {"clients": 30, "cohort": 10, "rounds": 50}

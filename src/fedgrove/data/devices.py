@@ -86,6 +86,15 @@ def draw_device(profile: str, examples: int, client: int, seed: int) -> ClientIn
     `uniform`: all equal. `adfedwcp`: bandwidth ~ N(52.5, 15.83²), rounded, clipped to 5..100.
     `phones`: three tiers.
 
+    Args:
+        profile: The name of the profile.
+        examples: The client's number of training examples.
+        client: The client's number.
+        seed: The seed of the run.
+
+    Raises:
+        InputError: There is no such profile.
+
     >>> draw_device("uniform", 7, client=0, seed=0)
     ClientInfo(examples=7, bandwidth=52.5, speed=1.0, memory=1073741824, task='', downlink=None)
     """

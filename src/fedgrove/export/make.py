@@ -62,14 +62,31 @@ def export_model(
     data_dir: str | Path | None = None,
     trust: bool = False,
 ) -> Exported:
-    """Export a client's own model, really shrunk, as ONNX or ExecuTorch, with a model card.
+    """Export a client's personal model, really shrunk, as ONNX or ExecuTorch, with a model card.
 
-    ``client`` is its name or its number. The file is checked against torch. ``out`` is ``export``
-    in the run folder by default. The file takes raw inputs, as they were recorded, and standardises
-    them itself, unless ``standardised``. With ``align`` a shrunk layer keeps as many zero channels
-    as make its width a multiple of that: larger, and often faster. ``data`` and ``net`` are for
-    runs on what was made in Python, which config.toml cannot rebuild. ``trust`` is for runs whose
-    config.toml names a file of code: it is run.
+    The file's outputs are compared with torch's before it is kept.
+
+    Args:
+        run: A finished run: its folder or its result.
+        client: The client's name or number.
+        to: The format, "onnx" or "executorch".
+        int8: Whether to write a quantised file as well.
+        out: The folder for the files; None: ``export`` in the run folder.
+        standardised: Whether the file takes standardised inputs. By default it takes inputs as they
+            were recorded, and standardises them itself.
+        align: A shrunk layer keeps zero channels until its width is a multiple of this number:
+            larger, and often faster.
+        data: The federation again, for a run on data made in Python.
+        net: The network again, for a run with a module made in Python.
+        data_dir: The folder with the data sets' files.
+        trust: Whether code that config.toml names may be run.
+
+    Returns:
+        Where the files are, and what was measured.
+
+    Raises:
+        InputError: The run is not finished, or the client, format or network does not fit.
+        EngineError: The file's outputs differ from torch's.
     """
     options = ExportRequest(to, int8, standardised, align)
     source = opened(run, data, net, data_dir, trust)
@@ -89,7 +106,23 @@ def export_all(
     data_dir: str | Path | None = None,
     trust: bool = False,
 ) -> Iterator[Exported]:
-    """Export the model of every client of a run; each is written when it is yielded."""
+    """Export the model of every client of a run; each is written when it is yielded.
+
+    Args:
+        run: A finished run: its folder or its result.
+        to: The format, "onnx" or "executorch".
+        int8: Whether to write quantised files as well.
+        out: The folder for the files; None: ``export`` in the run folder.
+        standardised: Whether the files take standardised inputs.
+        align: Shrunk layers keep zero channels until their width is a multiple of this number.
+        data: The federation again, for a run on data made in Python.
+        net: The network again, for a run with a module made in Python.
+        data_dir: The folder with the data sets' files.
+        trust: Whether code that config.toml names may be run.
+
+    Returns:
+        The exported models, one after another.
+    """
     # Not a generator function: wrong arguments are refused at the call, not at the first client.
     options = ExportRequest(to, int8, standardised, align)
     source = opened(run, data, net, data_dir, trust)

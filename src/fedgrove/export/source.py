@@ -105,8 +105,15 @@ def opened(
 ) -> Source:
     """Open a finished run to export its models, with its data rebuilt from config.toml.
 
-    Data or a net made in Python cannot be rebuilt, so the caller hands them over again. A net in a
-    file of code needs ``trust``, or a result of this process, or the net itself.
+    Args:
+        run: The run: its folder or its result.
+        data: The federation again, if it was made in Python.
+        net: The network again, if it was made in Python.
+        data_dir: The folder with the data sets' files.
+        trust: Whether a network in a file of code may be run. A result of this process needs none.
+
+    Raises:
+        InputError: The run is not finished, or its data or network cannot be rebuilt.
     """
     is_trusted = trust
     if isinstance(run, Result):

@@ -23,6 +23,15 @@ def freeze(module: nn.Module, shape: tuple[int, ...], share: float) -> None:
     What is frozen is a constant of the module and not in its tree: no method, mask, optimiser or
     message ever sees it.
 
+    Args:
+        module: The module; its parameters are marked ``requires_grad=False``.
+        shape: The shape of one input, without the batch.
+        share: The share of layers, from the first on.
+
+    Raises:
+        InputError: The share is less than one layer, or not between 0 and 1, or there are no layers
+            with weights.
+
     >>> module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> freeze(module, (2,), 0.5)
     >>> [name for name, p in module.named_parameters() if p.requires_grad]

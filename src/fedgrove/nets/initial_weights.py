@@ -104,6 +104,15 @@ def load_weights(
     With ``:body`` the head, the last linear layer that runs, keeps its random weights, and the
     file's tensors of these names are ignored. Parameters that the module itself has frozen
     (``requires_grad=False``) may be in the file or not.
+
+    Args:
+        origin: The file, and whether only its body is used.
+        tensors: The contents of the file, by name.
+        module: The module to fill, in place.
+        shape: The shape of one input, without the batch.
+
+    Raises:
+        InputError: A name or shape is missing, unknown or different.
     """
     net = type(module).__name__
     layer = Layout.of(module, shape).head_layer

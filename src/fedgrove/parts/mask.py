@@ -59,7 +59,10 @@ def top(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Mask:
 def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
     """Return a pruning mask of the ``n`` places of largest score; of equal ones the first.
 
-    With ``among``, only places where it is true.
+    Args:
+        score: A score for each place.
+        n: The number of places; with 0 or less none, and at most all.
+        among: Where places may be chosen; None: everywhere.
 
     >>> best(torch.tensor([1.0, 3.0, 2.0]), 1, among=torch.tensor([True, False, True]))
     tensor([False, False,  True])
@@ -138,6 +141,14 @@ def _numbers(score: Tensor) -> npt.NDArray[Any]:
 def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
     """Return the mask pruned by the ``n`` weights of lowest score; of equal ones the last go.
 
+    Args:
+        mask: The weights in use.
+        score: A score for each weight.
+        n: The number of weights to prune.
+
+    Raises:
+        InputError: ``n`` is more than the weights in use.
+
     >>> prune(torch.tensor([True, True, False]), torch.tensor([2.0, 1.0, 0.0]), 1)
     tensor([ True, False, False])
     """
@@ -149,8 +160,13 @@ def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
 def regrow(mask: Tensor, gradient: Tensor, n: int, barred: Tensor) -> Tensor:
     """Return the mask regrown by ``n`` weights: the largest gradients outside it.
 
-    None that is ``barred`` is taken. (CA-AFP's healing; RigL, Evci et al. 2020, grows by the same
-    rule.)
+    (CA-AFP's healing; RigL, Evci et al. 2020, grows by the same rule.)
+
+    Args:
+        mask: The weights in use.
+        gradient: A gradient for each weight.
+        n: The number of weights to regrow.
+        barred: Weights that must not regrow.
 
     >>> off = torch.tensor([False, False, False])
     >>> regrow(torch.tensor([True, False, False]), torch.tensor([9.0, 1.0, -2.0]), 1, barred=off)

@@ -44,8 +44,16 @@ def feedback(
     r"""Quantise an update with error feedback: what is sent, and the error that is left out.
 
     :math:`q_t = Q(x_t + e_t),\; e_{t+1} = x_t + e_t - q_t` (Seide et al. 2014; Karimireddy et al.
-    2019, Alg. 2), so that :math:`\sum_t q_t + e_T = \sum_t x_t`. x -> ``tree``, e -> ``left``
-    (None: nothing yet); the error returned must come back as ``left`` next time.
+    2019, Alg. 2), so that :math:`\sum_t q_t + e_T = \sum_t x_t`.
+
+    Args:
+        quantiser: Q.
+        tree: The update, x.
+        left: The error that the last call returned, e; None: nothing yet.
+        draw: The randomness of the quantiser, if it draws.
+
+    Returns:
+        What is sent, q, and the error to give to the next call.
 
     >>> sent, left = feedback(TopK(0.5), {"w": torch.tensor([3.0, 1.0])}, None)
     >>> sent["w"], left["w"]
@@ -209,8 +217,13 @@ def map_scope(
 ) -> Tree:
     """Quantise each floating-point leaf with ``f``, or all of them as one vector.
 
-    Counters and empty leaves stay as they are; zeros come out as +0.0. Where ``has_plain_zeros``,
-    ``f`` gives no others.
+    Counters and empty leaves stay as they are; zeros come out as +0.0.
+
+    Args:
+        tree: The tree.
+        scope: "layer": ``f`` is called for each leaf; "model": once, for one vector of all leaves.
+        f: Quantises a tensor.
+        has_plain_zeros: Whether all zeros of ``f`` are +0.0 already.
 
     >>> tree = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([4.0])}
     >>> map_scope(tree, "model", lambda x: x / x.max())

@@ -51,7 +51,15 @@ class Times(NamedTuple):
 def times(
     info: ClientInfo, steps: Steps | None, start: float, bytes_down: int, macs: int, bytes_up: int
 ) -> Times:
-    """Compute how long a client takes on the virtual clock, from the second ``start``.
+    """Compute how long a client takes on the virtual clock.
+
+    Args:
+        info: The client's device.
+        steps: How its bandwidth changes; None: it does not.
+        start: The virtual second in which the exchange begins.
+        bytes_down: The length of the task.
+        macs: The multiply-accumulates of the work.
+        bytes_up: The length of the report.
 
     A megabyte each way at 8 and 4 Mbit/s, and 2 GMAC at speed 1:
 
@@ -70,9 +78,15 @@ def times(
 def transfer(count: int, start: float, seconds: Sequence[float], rates: Sequence[float]) -> float:
     """Compute the virtual seconds in which some bytes are sent at changing bandwidths.
 
-    ``rates`` (Mbit/s) apply from ``seconds`` on; the transfer begins at ``start``.
+    Where the rate is 0, they wait.
 
-    Where the rate is 0, they wait. A megabyte from second 1 on, at 4 Mbit/s up to second 2, nothing
+    Args:
+        count: The number of bytes.
+        start: The virtual second in which the transfer begins.
+        seconds: The seconds from which the rates apply.
+        rates: The bandwidths in Mbit/s.
+
+    A megabyte from second 1 on, at 4 Mbit/s up to second 2, nothing
     up to second 5, then 8 Mbit/s: half of it passes before the outage.
 
     >>> transfer(1_000_000, 1.0, seconds=(0.0, 2.0, 5.0), rates=(4.0, 0.0, 8.0))
