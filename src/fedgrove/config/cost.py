@@ -210,7 +210,8 @@ def estimate_cost(
     ``per_device`` has, for one device in one round, what it sends, gets and computes and how long
     it takes (:mod:`.runs.clock`): the mean over the rounds that it takes part in, exchanges that
     complete no round (AdFedWCP's weighing) shared out among them; and of that the least, the median
-    and the most over the devices that take part in any. ``virtual_seconds`` is the time of all rounds, if no client is dropped.
+    and the most over the devices that take part in any. ``virtual_seconds`` is the time of all
+    rounds, if no client is dropped.
 
     >>> from fedgrove.methods import FedAvg
     >>> size = {"clients": 30, "cohort": 10, "rounds": 50}

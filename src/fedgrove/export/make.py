@@ -337,7 +337,7 @@ def _compared(predict: Predict, subject: _Subject) -> tuple[float, float]:
         wanted = net.run(subject.tree, prepared, train=False)
     largest = (predict(raw) - wanted).abs().max()
     difference = float(largest / wanted.abs().max().clamp_min(1.0))
-    # Not ``difference > TOLERANCE``, which would let NaN pass.
+    # Not ``difference > LOGIT_TOLERANCE``, which would let NaN pass.
     if not difference <= LOGIT_TOLERANCE:
         raise EngineError(
             f"the file's outputs are {difference:.1e} from torch's on the test data of client "

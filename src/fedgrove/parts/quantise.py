@@ -109,7 +109,7 @@ class UniformQuantiser:
     (stochastic rounding: unbiased, error under s; Alistarh et al. 2017) or u = 1/2 (nearest: error
     at most s/2). b -> ``bits``.
 
-    >>> Uniform(bits=2, stochastic=False)({"w": torch.tensor([1.0, 0.4, -0.6])})["w"]
+    >>> UniformQuantiser(bits=2, stochastic=False)({"w": torch.tensor([1.0, 0.4, -0.6])})["w"]
     tensor([ 1.,  0., -1.])
     """
 
