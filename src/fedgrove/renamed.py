@@ -169,7 +169,7 @@ NAMES = {
     "fedgrove.export.formats": {"ExportOptions": "ExportRequest"},
     "fedgrove.methods.grove.byte_budget": {"Exchange": "SampleMessages"},
     "fedgrove.methods.grove.client_views": {"Sent": "SentChange"},
-    "fedgrove.nets.norms": {"KINDS": "NORMS"},
+    "fedgrove.nets.norms": {"KINDS": "NORM_KINDS"},
     "fedgrove.parts.device_widths": {
         "client_ratios": "fedgrove.methods.fedapta.channel_rules.client_ratios",
         "SharedWidths": "fedgrove.methods.heterofl.State",

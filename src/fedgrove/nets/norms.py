@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..errors import InputError, check
 from ..renamed import find_renamed
 
-NORMS = ("batch", "group", "none")
+NORM_KINDS = ("batch", "group", "none")
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -97,7 +97,7 @@ def use_native_batch_norm() -> Iterator[None]:
 
 def make_norm(kind: str, channels: int) -> nn.Module:
     """Make a norm layer for images: batch, group (two groups, as in FedAPTA) or none."""
-    check(kind in NORMS, "norm", kind, f"one of {', '.join(NORMS)}")
+    check(kind in NORM_KINDS, "norm", kind, f"one of {', '.join(NORM_KINDS)}")
     match kind:
         case "batch":
             return BatchNorm2d(channels)
