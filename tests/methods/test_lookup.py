@@ -18,6 +18,7 @@ BROKEN = {
     "syntax": ("def (", "cannot be imported, SyntaxError: invalid syntax"),
     "missing_import": ("import not_there", "cannot be imported, ModuleNotFoundError: No module"),
     "raises": ("raise RuntimeError('oh')", "cannot be imported, RuntimeError: oh."),
+    "exits": ("raise SystemExit(3)", "cannot be imported, SystemExit: 3."),
     "empty": ("", "defines no method; a method is a frozen dataclass with the functions init,"),
     "no_fold": (
         "from dataclasses import dataclass\n"
@@ -46,6 +47,30 @@ BROKEN = {
         "    init = deliver = plan = fold = work = lambda self: None\n",
         "has no field 'codec'; write in the class: codec: Codec = Dense()",
     ),
+    "no_default": (
+        "from dataclasses import dataclass\n"
+        "from .fedavg import FedAvg\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class NoDefault(FedAvg):\n"
+        "    beta: float\n",
+        "has no default for beta; give every field one.",
+    ),
+    "wrong_default": (
+        "from dataclasses import dataclass\n"
+        "from .fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class WrongDefault(FedAvg):\n"
+        "    def __post_init__(self): raise ValueError('beta is 2.')\n",
+        "cannot be made with its defaults, ValueError: beta is 2.",
+    ),
+    "wrong_presets": (
+        "from dataclasses import dataclass\n"
+        "from .fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class WrongPresets(FedAvg): pass\n"
+        "PRESETS = 5\n",
+        "it must be a dictionary of methods by name.",
+    ),
 }
 GOOD = """
 from dataclasses import dataclass
@@ -53,9 +78,10 @@ from .fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Better(FedAvg):
-    '''A method without paper_bytes is a method.'''
+    '''A method without paper_bytes is a method, and so is one with an annotation that is wrong.'''
 
     paper_bytes = None
+    beta: "dataclass.nothing" = 1
 """
 
 
@@ -74,6 +100,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (text, _) in BROKEN.items():
         (source / "fedgrove" / "methods" / f"{name}.py").write_text(text)
     (source / "fedgrove" / "methods" / "better.py").write_text(GOOD)
+    # A method that works, with a file that it does not import and that is broken.
+    folder = source / "fedgrove" / "methods" / "split"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        GOOD.replace("Better", "Split").replace(".fedavg", "..fedavg")
+    )
+    (folder / "rest.py").write_text("def (")
     return source
 
 
@@ -88,7 +121,7 @@ def test_broken_files_are_listed_with_a_reason_and_all_others_as_ever(copy: Path
         assert f"method'{called}'isbroken:" in packed
         assert f"{name}.py" in packed
         assert reason.replace(" ", "") in packed
-    for name in [*methods.names(), "better"]:
+    for name in [*methods.names(), "better", "split"]:
         assert f" {name} " in f" {told} "
 
 
@@ -114,6 +147,14 @@ def test_other_methods_run_and_a_broken_one_says_why(copy: Path) -> None:
     assert (
         "has no fold; a method has the functions init, deliver, plan, fold and work" in ran.stdout
     )
+
+
+def test_parts_are_still_found_by_name(copy: Path) -> None:
+    """For a part of another method all files are imported, the broken ones too."""
+    options = ["--data", "digits", "--set", "mean=Nothing", "--dry-run"]
+    ran = python(copy, "-m", "fedgrove", "run", "fedavg", *options)
+    assert ran.returncode == 2, ran.stderr
+    assert "mean is 'Nothing'; it must be one of WeightedMean, Median," in ran.stderr
 
 
 def test_only_what_is_needed_is_imported_and_the_folder_is_listed_once() -> None:

@@ -217,7 +217,8 @@ def hints(cls: Any) -> dict[str, Any]:
     """Return the resolved type of every setting of a method or part, own fields first."""
     try:
         resolved = get_type_hints(cls)
-    except NameError:  # a type imported for type checkers only
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        # A type imported for type checkers only, or an annotation that is wrong.
         resolved = {}
     return {f.name: resolved.get(f.name, Any) for f in own_fields_first(cls) if f.init}
 

@@ -12,6 +12,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -95,7 +96,7 @@ def find(name: str) -> type[Any]:
 
     Raises:
         InputError: There is no such method.
-        MethodError: Its file cannot be imported, or defines no method.
+        MethodError: Its file cannot be imported, defines no method, or one that cannot be made.
 
     >>> find("lg-fedavg").__name__
     'LGFedAvg'
@@ -104,26 +105,54 @@ def find(name: str) -> type[Any]:
         raise unknown("method", name, names())
     module = _imported(name)
     mine = [cls for cls in _method_like(module) if _name_of_class(cls) == name]
-    for cls in mine:
-        if is_method(cls):
-            return cls
-    if mine:
-        lacks = _why_not_a_method(mine[0])
-        raise MethodError(f"method '{name}' is broken: {mine[0].__name__} in {_file(name)} {lacks}")
-    raise MethodError(
-        f"method '{name}' is broken: {_file(name)} defines no method; a method is a frozen "
-        f"dataclass with the functions {_listed(FUNCTIONS)} and the fields {_listed(FIELDS)}."
-    )
-
-
-def _imported(name: str) -> ModuleType:
+    if not mine:
+        raise MethodError(
+            f"method '{name}' is broken: {_file(name)} defines no method; a method is a frozen "
+            f"dataclass with the functions {_listed(FUNCTIONS)} and the fields {_listed(FIELDS)}."
+        )
+    complete = [cls for cls in mine if is_method(cls)]
+    cls = complete[0] if complete else mine[0]
+    lacks = _why_not_a_method(cls) or _why_not_made(cls)
+    if lacks:
+        raise MethodError(f"method '{name}' is broken: {cls.__name__} in {_file(name)} {lacks}")
     try:
-        return importlib.import_module(_modules()[name])
-    except Exception as error:
+        _presets_of(cls, _file(name))
+    except InputError as error:
+        raise MethodError(f"method '{name}' is broken: {error}") from error
+    return cls
+
+
+def _imported(name: str, module: str = "") -> ModuleType:
+    """Import the file or folder of a method, or a module of its folder."""
+    try:
+        return importlib.import_module(module or _modules()[name])
+    # A file may also end Python, as a script without its packages does.
+    except (Exception, SystemExit) as error:
         raise MethodError(
             f"method '{name}' is broken: {_file(name)} cannot be imported, "
             f"{type(error).__name__}: {error}."
         ) from error
+
+
+def _why_not_made(cls: Any) -> str:
+    """Why a method cannot be made with its defaults, for a sentence as above; "": it can."""
+    required = _fields_without_default(cls)
+    if required:
+        return f"has no default for {_listed(required)}; give every field one."
+    try:
+        cls()
+    except Exception as error:
+        return f"cannot be made with its defaults, {type(error).__name__}: {error}"
+    return ""
+
+
+def _fields_without_default(cls: Any) -> list[str]:
+    required = []
+    for field in dataclasses.fields(cls):
+        has_factory = field.default_factory is not dataclasses.MISSING
+        if field.init and field.default is dataclasses.MISSING and not has_factory:
+            required.append(field.name)
+    return required
 
 
 def _file(name: str) -> str:
@@ -165,16 +194,17 @@ def classes() -> dict[str, type[Any]]:
 
 
 def part_modules() -> list[ModuleType]:
-    """Return all modules in which methods define parts: their files and their folders."""
+    """Return all modules in which methods define parts: their files and their folders.
+
+    Broken ones are left out.
+    """
     modules = []
     for name in names():
-        try:
+        with suppress(MethodError):
             home = _imported(name)
-        except MethodError:
-            continue
-        modules.append(home)
-        for info in pkgutil.iter_modules(getattr(home, "__path__", [])):
-            modules.append(importlib.import_module(f"{home.__name__}.{info.name}"))
+            modules.append(home)
+            for info in pkgutil.iter_modules(getattr(home, "__path__", [])):
+                modules.append(_imported(name, f"{home.__name__}.{info.name}"))
     return modules
 
 
@@ -201,7 +231,27 @@ def presets(name: str) -> Mapping[str, AnyMethod]:
     >>> sorted(presets("ca-afp")), sorted(presets("fedavg"))
     (['paper'], [])
     """
-    return getattr(sys.modules[find(name).__module__], "PRESETS", {})
+    return _presets_of(find(name), _file(name))
+
+
+def _presets_of(cls: type, path: str) -> dict[str, AnyMethod]:
+    """The file's presets that are of this class: it may have several methods."""
+    given: Any = getattr(sys.modules[cls.__module__], "PRESETS", {})
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"PRESETS in {path} is a {type(given).__name__}; it must be a dictionary of methods by "
+            "name."
+        )
+    presets_of_class: dict[str, Any] = {}
+    for name, method in given.items():
+        if not dataclasses.is_dataclass(method) or isinstance(method, type):
+            raise InputError(
+                f"PRESETS[{name!r}] in {path} is {method!r}; it must be a method, as "
+                f"{cls.__name__}(...)."
+            )
+        if type(method) is cls:
+            presets_of_class[name] = method
+    return presets_of_class
 
 
 # ---- as the command line writes a method ---------------------------------------------------------
@@ -266,18 +316,14 @@ def _make_own(spec: str) -> AnyMethod:
     path, name, preset = _split(spec)
     cls = find_own(path, name)
     if preset:
-        available = _own_presets(cls, path)
+        available = _presets_of(cls, path)
         if preset not in available:
             raise unknown(f"preset of {path}:{name}", preset, available)
         return available[preset]
-    without_default = []
-    for field in dataclasses.fields(cls):
-        has_factory = field.default_factory is not dataclasses.MISSING
-        if field.init and field.default is dataclasses.MISSING and not has_factory:
-            without_default.append(field.name)
-    if without_default:
+    required = _fields_without_default(cls)
+    if required:
         raise InputError(
-            f"{path}:{name} has no default for {_listed(without_default)}; give every field one, "
+            f"{path}:{name} has no default for {_listed(required)}; give every field one, "
             "or make the method in Python: fedgrove.run(Class(...))."
         )
     method: AnyMethod = cls()
@@ -293,26 +339,6 @@ def _split(spec: str) -> tuple[str, str, str]:
             "path/file.py:Class:PRESET."
         )
     return match[1], match[2], match[3] or ""
-
-
-def _own_presets(cls: type, path: str) -> dict[str, AnyMethod]:
-    """The file's presets that are of this class: it may have several methods."""
-    given: Any = getattr(sys.modules[cls.__module__], "PRESETS", {})
-    if not isinstance(given, Mapping):
-        raise InputError(
-            f"PRESETS in {path} is a {type(given).__name__}; it must be a dictionary of methods by "
-            "name."
-        )
-    presets_of_class: dict[str, Any] = {}
-    for name, method in given.items():
-        if not dataclasses.is_dataclass(method) or isinstance(method, type):
-            raise InputError(
-                f"PRESETS[{name!r}] in {path} is {method!r}; it must be a method, as "
-                f"{cls.__name__}(...)."
-            )
-        if type(method) is cls:
-            presets_of_class[name] = method
-    return presets_of_class
 
 
 def _listed(names: Iterable[str]) -> str:
