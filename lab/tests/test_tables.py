@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def _result(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pages_are_what_the_results_give() -> None:
     pages = [page.relative_to(tables.ROOT).as_posix() for page in find_changes()]
     assert pages == [], "run: python -m fedgrove_lab.tables"
+
+
+def test_no_page_has_a_measured_number_that_is_not_stored() -> None:
+    """Spreads, times and speed-ups are measured: they are only in tables that results give."""
+    measured = re.compile(r"\d ± \d|\d times (as fast|faster)|\d ms\b|\bH200\b")
+    found = []
+    for page in [*find_pages(), tables.ROOT / "CHANGELOG.md"]:
+        for line in MARKED.sub("", page.read_text()).splitlines():
+            if measured.search(line):
+                found.append(f"{page.name}: {line}")
+    assert found == []
 
 
 def test_every_table_has_a_page() -> None:
