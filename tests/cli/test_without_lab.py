@@ -20,7 +20,7 @@ def test_its_commands_say_how_to_get_it() -> None:
         ended = call_without_lab(command, "grove")
         assert ended.returncode == 2
         assert f"fedgrove {command} is part of the package fedgrove_lab" in ended.stderr
-        assert "pip install -e lab" in ended.stderr
+        assert "pip install -e lab, or put lab/src on PYTHONPATH" in ended.stderr
 
 
 def test_help_does_not_list_them() -> None:

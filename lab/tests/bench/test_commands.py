@@ -27,3 +27,9 @@ def test_a_wrong_one_does_not() -> None:
     assert len(COMMANDS) > 8
     assert main(["bench", "scale", "--size", "1e3", "--help"]) == 2
     assert main(["bench", "method", "--help"]) == 2
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fedgrove: fedgrove bench needs one of the commands device, engine, ")

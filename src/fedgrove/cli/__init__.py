@@ -146,7 +146,12 @@ def _sentence(error: Any) -> object:
     """The sentence for a parser's error."""
     parameter = getattr(error, "param", None)
     # By name: the classes are typer's or click's, see above.
-    match type(error).__name__:
+    kind = type(error).__name__
+    if kind == "UsageError" and str(error.message).startswith("Missing command"):
+        # A group of commands without one of them, as "fedgrove bench".
+        commands = ", ".join(error.ctx.command.list_commands(error.ctx))
+        return f"{error.ctx.command_path} needs one of the commands {commands}."
+    match kind:
         case "NoSuchOption":
             return unknown("option", error.option_name, _options(error))
         case "MissingParameter" if parameter is not None:

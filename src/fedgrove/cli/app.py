@@ -33,7 +33,8 @@ class Commands(TyperGroup):
         if command is None and cmd_name in LAB_COMMANDS:
             raise InputError(
                 f"fedgrove {cmd_name} is part of the package fedgrove_lab, which is not installed; "
-                "in a clone of the repository install it with: pip install -e lab"
+                "in a clone of the repository install it with: pip install -e lab, or put lab/src "
+                "on PYTHONPATH."
             )
         if command is None:
             raise unknown("command", cmd_name, self.list_commands(ctx))
