@@ -308,3 +308,8 @@ def test_a_packed_file_that_is_not_one_is_refused(tmp_path):
     np.savez(tmp_path / "uci_har.npz", x=np.zeros((2, 128, 9)))
     with pytest.raises(InputError, match="no array y"):
         data.load("uci-har", data_dir=tmp_path)
+
+
+def test_a_recipe_with_another_optimiser_is_refused():
+    with pytest.raises(InputError, match=r"^optimiser is 'Adagrad'; it must be SGD or Adam\.$"):
+        replace(SETS["digits"].defaults, optimiser="Adagrad")

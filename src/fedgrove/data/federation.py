@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core import ClientInfo, assign_folds
-from ..errors import InputError, shown, unknown
+from ..errors import InputError, check, shown, unknown
 from ..options.groups import VALIDATION
 from ..problems import CLASSES, AnyProblem
 from .preparation import IDENTITY, Preparation
@@ -293,6 +293,9 @@ class Defaults:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(self.optimiser in ("SGD", "Adam"), "optimiser", self.optimiser, "SGD or Adam")
 
 
 @dataclass(frozen=True)
