@@ -18,7 +18,6 @@ from fedgrove.methods.fedmask import (
     FedMask,
     State,
     bits,
-    expected_bits,
     hard,
     majority,
     masked_network,
@@ -28,6 +27,7 @@ from fedgrove.methods.fedmask import (
 )
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
+from fedgrove.parts.one_model import sent_with_own_mask
 from fedgrove.runs.gate import Gate
 from fedgrove.runs.rounds import plan, plan_scoring
 
@@ -192,7 +192,7 @@ def test_a_reply_that_holds_no_bits_is_refused(tmp_path: Path) -> None:
     (task,) = plan(run, run.initial_state)
     report, _ = perform(run, task, {})
     info = run.federation.clients[task.to].info
-    expected = expected_bits(task, run.net)
+    expected = sent_with_own_mask(task, run.net)
     assert Gate().refuses(report, task, expected, info) is None
     packet = report.give["bits"]
     loud = Packet(trees.map(lambda leaf: 1e9 * leaf.double(), packet.values), packet.mask)

@@ -19,7 +19,17 @@ from .made import summary
 
 PAPER = papers.find("grove")
 PARTS = [*PAPER.tables.values(), *PAPER.figures.values()]
-RIVALS = ["local", "fedavg", "fedchar", "ca-afp", "ca-afp-cold", "stc", "stc-home", "fedpaq", "pfed1bs"]
+RIVALS = [
+    "local",
+    "fedavg",
+    "fedchar",
+    "ca-afp",
+    "ca-afp-cold",
+    "stc",
+    "stc-home",
+    "fedpaq",
+    "pfed1bs",
+]
 DATA = ["motion", "uci-har", "wisdm"]
 
 

@@ -23,40 +23,26 @@ here every parameter over those who have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ..channels.find_groups import find_groups, require_groups
 from ..channels.selection import select_random
-from ..channels.submodel import (
-    PlainGroups,
-    average_submodels,
-    extract_submodel,
-    groups_from_plain,
-    groups_to_plain,
-)
-from ..core import Give, Packet, Report, Setup, Stage, Task, Train
+from ..channels.submodel import extract_submodel, groups_from_plain
+from ..core import Packet, Setup, Task
 from ..errors import check
 from ..nets import Net
-from ..parts.common import CommonParts
-from ..parts.device_widths import send_masked, submodel_bytes
+from ..parts.device_widths import find_plain_groups, submodel_bytes
+from ..parts.one_model import deliver_model
 from ..seeds import torch_rng
-from ..trees import Tree
+from .heterofl import HeteroFL, State
 
 
 @dataclass(frozen=True)
-class State:
-    """The model in full width."""
-
-    round: int
-    structure: PlainGroups
-    model: Tree
-
-
-@dataclass(frozen=True)
-class CaldasDropout(CommonParts):
+class CaldasDropout(HeteroFL):
     """One model of which every client trains an equal share of channels, drawn at random."""
 
+    # Not to be set: all clients have one width.
+    widths: tuple[float, ...] = field(init=False, default=())
     share: float = 0.75
     """The share of every layer's channels that a client trains, whatever its device."""
     alike: bool = False
@@ -69,12 +55,13 @@ class CaldasDropout(CommonParts):
 
     def init(self, setup: Setup) -> State:
         """The network's initial parameters."""
-        find = find_groups if self.share == 1 else require_groups
-        return State(0, groups_to_plain(find(setup.net)), setup.params)
+        structure = find_plain_groups(setup.net, self.share < 1)
+        # No shares by client: there may be millions of clients.
+        return State(0, setup.params, structure, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""
-        return {"model": Packet(state.model)}
+        return deliver_model(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client its own draw, or all of them one."""
@@ -87,19 +74,6 @@ class CaldasDropout(CommonParts):
             channels = select_random(groups, self.share, generator)
             tasks.append(Task(k, {"model": extract_submodel(state.model, groups, channels)}))
         return tasks
-
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """Every parameter averaged over those who have it."""
-        model = average_submodels(
-            state.model, reports, groups_from_plain(state.structure), self.mean
-        )
-        return replace(state, round=state.round + 1, model=model)
-
-    def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train and send; to use the model, nothing need be done."""
-        if verb == "train":
-            return (Train(self.objective, self.local), Give(send_masked))
-        return {"use": ()}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """A sub-model down and up."""

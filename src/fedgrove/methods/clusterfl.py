@@ -58,7 +58,7 @@ from ..parts.group import renumbered
 from ..parts.local import LocalTraining
 from ..parts.objective import Loss, Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
-from ..parts.personal import use_personal
+from ..parts.personal import start_personal, use_personal
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 
@@ -223,11 +223,6 @@ def cluster_labels(rows: Tensor, k: int) -> list[int]:
     rule = KMeans(min(k, distinct), n_init=10, random_state=0)
     # Numbered anew: which cluster k-means calls 0 is a matter of its random start.
     return renumbered(rule.fit_predict(points).tolist())
-
-
-def start_personal(carry: Carry, client: Client) -> Carry:
-    """ClusterFL: the client's own model is at first the network's start."""
-    return {"personal": client.start, **carry}
 
 
 def send_and_keep_personal(carry: Carry, client: Client) -> Outcome:

@@ -23,7 +23,7 @@ With density 1 and bits 0 (no quantisation) this is FedAvg.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,20 +34,28 @@ from ..nets import Net
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.common import CommonParts
 from ..parts.mask import top, weights_to_prune
+<<<<<<< HEAD
 from ..parts.one_model import dense_bytes, expected_update, send_sparse
 from ..parts.quantise import UniformQuantiser
+=======
+from ..parts.one_model import (
+    SparseModel,
+    add_mean_update,
+    average,
+    deliver_sparse,
+    dense_bytes,
+    expected_update,
+    send_sparse,
+)
+from ..parts.quantise import Uniform
+>>>>>>> 3e61f60 (Share the states and rounds of sparse, narrow and two-stage methods)
 from ..parts.score import Magnitude
-from ..trees import Mask, Tree
 
 
 @dataclass(frozen=True)
-class State:
+class State(SparseModel):
     """The round, the model, its mask, and the names of what may be pruned."""
 
-    round: int
-    model: Tree
-    mask: Mask
-    """Empty while the model is dense."""
     prunable: tuple[str, ...]
 
 
@@ -75,7 +83,7 @@ class EfficientFL(CommonParts):
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""
-        return {"model": Packet(state.model, state.mask or None)}
+        return deliver_sparse(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
@@ -83,23 +91,15 @@ class EfficientFL(CommonParts):
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean; after the first round the mask."""
-        # Updates are averaged from nothing, models from the one that was sent.
-        mean = self.mean.start(None if self.bits else state.model)
-        for report in reports:
-            packet = report.give["update"] if self.bits else report.give["model"]
-            mean.add(packet.values, report.examples)
-        model = mean.value()
-        if self.bits:
-            # The mean is one of updates: it moves the model from where the round began.
-            update = model
-            model = {k: w + update[k].to(w.dtype) for k, w in state.model.items()}
+        fold = add_mean_update if self.bits else average
+        dense = fold(state, reports, self.mean)
         mask = state.mask
         # After one dense round: magnitudes of a random start are no evidence.
         mask_is_due = not mask and self.density < 1
         if mask_is_due:
-            scores = self.score(trees.pick(model, state.prunable))
+            scores = self.score(trees.pick(dense.model, state.prunable))
             mask = top(scores, self.allocation(scores, self.density))
-        return State(state.round + 1, trees.apply_mask(model, mask), mask, state.prunable)
+        return replace(dense, model=trees.apply_mask(dense.model, mask), mask=mask)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the mask, quantise, send."""

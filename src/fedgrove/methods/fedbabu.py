@@ -19,11 +19,12 @@ whenever it is scored; ``tune=0`` is the paper's shared model before personalisa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..core import Edit, Give, Setup, Stage, Train
 from ..errors import UnfitError, check
 from ..nets import Net
+from ..parts.local import for_epochs
 from ..parts.one_model import OneModel, dense_bytes
 from ..parts.personal import complete_from_start, send_received
 from .fedavg import FedAvg
@@ -66,9 +67,7 @@ class FedBABU(FedAvg):
         """The training of the head, if there is a head and it is tuned."""
         if not (self.head and self.tune):
             return ()
-        recipe = self.local
-        if recipe is not None:
-            recipe = replace(recipe, epochs=self.tune)
+        recipe = for_epochs(self.local, self.tune)
         # The other way round: what was received, the body, stays, and the head is trained.
         return (Train(self.objective, recipe, "model", "model", frozen="received"),)
 

@@ -45,16 +45,17 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Average
 from ..parts.common import CommonParts
 from ..parts.group import (
     AverageLinkage,
     Bipartition,
+    GroupMeans,
     Updates,
     flatten_update,
     joining_before_round,
     nearest,
 )
+from ..parts.local import for_epochs
 from ..parts.objective import Proximal
 from ..parts.one_model import dense_bytes
 from ..parts.personal import use_personal
@@ -147,7 +148,7 @@ class FedCHAR(CommonParts):
         is_warm_up = state.round < self.warmup
         if not is_warm_up and not state.groups:
             return self._form_groups(state, reports)
-        means: dict[int, Average] = {}
+        means = GroupMeans(self.mean, state.models)
         groups = dict(state.groups)
         for report in reports:
             if not is_warm_up and report.of not in state.groups:
@@ -155,16 +156,11 @@ class FedCHAR(CommonParts):
                 groups[report.of] = nearest(update, state.centres)
                 continue
             group = state.groups.get(report.of, 0)
-            if group not in means:
-                means[group] = self.mean.start(state.models[group])
-            means[group].add(report.give["model"].values, report.examples)
+            means.add(group, report.give["model"].values, report.examples)
         if joining_before_round(state, groups):
             # No round either: the cohort comes again, and trains.
             return replace(state, groups=groups, joined=state.round)
-        models = dict(state.models)
-        for group, mean in means.items():
-            models[group] = mean.value()
-        return replace(state, round=state.round + 1, models=models, groups=groups)
+        return replace(state, round=state.round + 1, models=means.value(), groups=groups)
 
     def _form_groups(self, state: State, reports: Iterable[Report]) -> State:
         """Divide the clients; every group starts at the shared model. The round stays as it is."""
@@ -183,7 +179,7 @@ class FedCHAR(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the group's model, then the personal one; or send the update of one epoch."""
-        one_epoch = None if self.local is None else replace(self.local, epochs=1)
+        one_epoch = for_epochs(self.local, 1)
         return {
             "train": (
                 # First, so that old and new clients have equal sets of trees, and train at once.

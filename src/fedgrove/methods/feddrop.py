@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from ..channels.selection import select_random
 from ..channels.submodel import extract_submodel, groups_from_plain
 from ..core import Packet, Task
+from ..parts.one_model import deliver_model
 from ..seeds import torch_rng
 from .heterofl import HeteroFL, State
 
@@ -41,7 +42,7 @@ class FedDrop(HeteroFL):
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""
         # A draw is of one round's training; no client has channels to keep for use.
-        return {"model": Packet(state.model)}
+        return deliver_model(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client its own draw."""

@@ -40,7 +40,6 @@ import torch
 
 from .. import trees
 from ..core import (
-    Batches,
     Carry,
     Client,
     Edit,
@@ -58,21 +57,24 @@ from ..errors import check
 from ..nets import Net
 from ..parts.allocate import ERK, GlobalRank, Uniform
 from ..parts.common import CommonParts
-from ..parts.gradient import Gradient, settled
+from ..parts.gradient import Gradient, random_batches, settled
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow, top, weights_to_prune
-from ..parts.one_model import dense_bytes, model_with_own_mask, send_sparse
+from ..parts.one_model import (
+    SparseModel,
+    deliver_sparse,
+    dense_bytes,
+    send_sparse,
+    sent_with_own_mask,
+)
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 
 
 @dataclass(frozen=True)
-class State:
+class State(SparseModel):
     """The round, the one model and its mask, and the round from which the mask stays."""
 
-    round: int
-    model: Tree
-    mask: Mask
     until: int
 
 
@@ -115,7 +117,7 @@ class FedDST(CommonParts):
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The sparse model, the same for every client."""
-        return {"model": Packet(state.model, state.mask)}
+        return deliver_sparse(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, and in some rounds readjusts its masks."""
@@ -174,8 +176,7 @@ class FedDST(CommonParts):
         first: Stage = Edit(untrained)
         if before:
             first = Train(self.objective, replace(local, epochs=before), end="first")
-        # Shuffled: rows may lie in order of recording, and the first ones are then of one class.
-        one_batch = Batches("train", size=local.batch, shuffle=True, limit=1)
+        one_batch = random_batches(local, 1)
         then = Train(
             self.objective, replace(local, epochs=after), start="first", mask="readjusted.mask"
         )
@@ -184,7 +185,7 @@ class FedDST(CommonParts):
             Measure("gradient", Gradient(self.objective), one_batch, of="first"),
             Edit(readjust),
             then,
-            Give(send_readjusted, model_with_own_mask),
+            Give(send_readjusted, sent_with_own_mask),
         )
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:

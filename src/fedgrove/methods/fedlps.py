@@ -34,7 +34,6 @@ from ..channels.find_groups import find_groups
 from ..channels.groups import ChannelGroup, Channels, expand_channels, is_whole
 from ..channels.selection import Even, FilterL1, select_first
 from ..channels.submodel import (
-    PlainGroups,
     extract_submodel,
     fill_missing_channels,
     get_shapes,
@@ -46,8 +45,6 @@ from ..core import (
     Carry,
     Client,
     Edit,
-    ExpectedPacket,
-    ExpectedReport,
     Give,
     Packet,
     Report,
@@ -61,18 +58,15 @@ from ..nets import Net
 from ..nets.freeze import split_layers
 from ..nets.layout import Layout
 from ..parts.common import CommonParts
-from ..parts.device_widths import check_shares, client_shares
+from ..parts.device_widths import WideModel, check_shares, client_shares
+from ..parts.one_model import sent_with_own_mask
 from ..parts.personal import complete_from_start, send_received
-from ..trees import Tree
 
 
 @dataclass(frozen=True)
-class State:
+class State(WideModel):
     """The predictor in full width, each client's share of its channels, and which they are."""
 
-    round: int
-    structure: PlainGroups
-    model: Tree
     shares: dict[int, float]
     channels: dict[int, dict[str, Tensor]]
     """Of the clients that have pruned."""
@@ -108,7 +102,7 @@ class FedLPS(CommonParts):
                 "encoder (--set encoder=0), or another net."
             )
         predictor = {name: v for name, v in setup.params.items() if name not in frozen}
-        return State(0, groups_to_plain(groups), predictor, shares, {})
+        return State(0, predictor, groups_to_plain(groups), shares, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's own part of the predictor; all of it before it has pruned."""
@@ -157,7 +151,7 @@ class FedLPS(CommonParts):
                 whole,
                 train,
                 Edit(ChoosePart()),
-                Give(send_received, expected_own_part),
+                Give(send_received, sent_with_own_mask),
             ),
             "use": (whole,),
         }[verb]
@@ -224,8 +218,3 @@ def predictor_size(net: Net, encoder: float, share: float) -> int:
         if name in mask:
             size -= int((~mask[name]).sum())
     return size
-
-
-def expected_own_part(task: Task, net: Net) -> ExpectedReport:
-    """FedLPS: the predictor as it was sent, under a mask that the client chose."""
-    return ExpectedReport({"model": ExpectedPacket.of(task.send["model"].values, "own")})

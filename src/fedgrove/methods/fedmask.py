@@ -40,8 +40,6 @@ from ..core import (
     Carry,
     Client,
     Edit,
-    ExpectedPacket,
-    ExpectedReport,
     Give,
     Outcome,
     Packet,
@@ -56,6 +54,7 @@ from ..nets import Net
 from ..parts.allocate import Uniform
 from ..parts.common import CommonParts
 from ..parts.mask import all_kept, top, weights_to_prune
+from ..parts.one_model import sent_with_own_mask
 from ..trees import Mask, Tree
 
 
@@ -126,7 +125,12 @@ class FedMask(CommonParts):
             differentiate=True,
         )
         return {
-            "train": (Edit(self._begin), train, Edit(self._prune), Give(send_bits, expected_bits)),
+            "train": (
+                Edit(self._begin),
+                train,
+                Edit(self._prune),
+                Give(send_bits, sent_with_own_mask),
+            ),
             "use": (Edit(self._use),),
         }[verb]
 
@@ -287,8 +291,3 @@ def send_bits(carry: Carry, client: Client) -> Outcome:
     }
     mask = bits(carry["scores"], carry["part"])
     return Outcome({"bits": Packet(mask, carry["part"])}, memory=memory)
-
-
-def expected_bits(task: Task, net: Net) -> ExpectedReport:
-    """FedMask: a bit for every weight, in a part that the client has chosen."""
-    return ExpectedReport({"bits": ExpectedPacket.of(task.send["bits"].values, "own")})

@@ -36,16 +36,13 @@ from itertools import pairwise
 
 import torch
 
-from ..channels.find_groups import find_groups, require_groups
 from ..channels.selection import Even, FilterL1, FilterL2
 from ..channels.shrink import find_small_net
 from ..channels.submodel import (
-    PlainGroups,
     count_params_at,
     extract_submodel,
     fill_missing_channels,
     groups_from_plain,
-    groups_to_plain,
     make_masked_packet,
 )
 from ..core import (
@@ -71,7 +68,8 @@ from ..core import (
 from ..errors import check
 from ..nets import Net
 from ..parts.common import CommonParts
-from ..parts.one_model import dense_bytes
+from ..parts.device_widths import WideModel, find_plain_groups
+from ..parts.one_model import deliver_model, dense_bytes
 from ..seeds import torch_rng
 from ..trees import Tree
 
@@ -180,12 +178,9 @@ LONGEST_ROUND = 1e9
 
 
 @dataclass(frozen=True)
-class State:
+class State(WideModel):
     """The model in full width, the last mean loss, and what every client's bandit has seen."""
 
-    round: int
-    structure: PlainGroups
-    model: Tree
     loss: float | None
     edges: dict[int, tuple[float, ...]]
     """Between the intervals of ratios; a client without edges has one interval."""
@@ -213,13 +208,12 @@ class FedMP(CommonParts):
 
     def init(self, setup: Setup) -> State:
         """The network's initial parameters; no bandit has played."""
-        find = require_groups if self.most else find_groups
-        structure = groups_to_plain(find(setup.net))
-        return State(0, structure, setup.params, None, {}, {})
+        structure = find_plain_groups(setup.net, self.most > 0)
+        return State(0, setup.params, structure, None, {}, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""
-        return {"model": Packet(state.model)}
+        return deliver_model(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client the width that its bandit plays."""

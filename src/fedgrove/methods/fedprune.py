@@ -39,7 +39,6 @@ from .. import trees
 from ..core import (
     GRADIENT_PASSES,
     Batch,
-    Batches,
     Carry,
     Client,
     ExpectedReport,
@@ -58,24 +57,19 @@ from ..errors import check
 from ..nets import Net
 from ..parts.allocate import ERK, GlobalRank, Uniform
 from ..parts.common import CommonParts
-from ..parts.gradient import Gradient
+from ..parts.gradient import Gradient, random_batches
 from ..parts.mask import all_kept, best, top, weights_to_prune
 from ..parts.objective import Objective
-from ..parts.one_model import send_sparse
+from ..parts.one_model import SparseModel, deliver_sparse, send_sparse
 from ..parts.score import expected_scores, scores_of, scores_packet
 from ..trees import Mask, Tree
 
 
 @dataclass(frozen=True)
-class State:
-    """The round, the number of rounds, the one model and its mask."""
+class State(SparseModel):
+    """The round, the one model and its mask, and the number of rounds."""
 
-    round: int
     rounds: int
-    model: Tree
-    mask: Mask
-    """Empty while nothing is pruned."""
-    prunable: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,18 +99,19 @@ class FedPrune(CommonParts):
 
     def init(self, setup: Setup) -> State:
         """Dense, until the first step."""
-        prunable = weights_to_prune(setup.layout, self.density)
+        # Raises where there is nothing to prune.
+        weights_to_prune(setup.layout, self.density)
         check(
             self.density == 1 or self.every < setup.rounds,
             "every",
             self.every,
             f"below the number of rounds, {setup.rounds}, or nothing is ever pruned",
         )
-        return State(0, setup.rounds, setup.params, {}, prunable)
+        return State(0, setup.params, {}, setup.rounds)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""
-        return {"model": Packet(state.model, state.mask or None)}
+        return deliver_sparse(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, and before a step also measures importances."""
@@ -180,9 +175,7 @@ class FedPrune(CommonParts):
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the mask; before a step, measure what the weights are worth."""
         train = Train(self.objective, self.local)
-        batch_size = 32 if self.local is None else self.local.batch
-        # Shuffled: rows may lie in order of recording, and a batch is then of one class.
-        batches = Batches("train", size=batch_size, shuffle=True)
+        batches = random_batches(self.local)
         return {
             "train": (train, Give(send_sparse)),
             "train:importance": (

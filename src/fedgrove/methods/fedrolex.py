@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from ..channels.selection import select_window
 from ..channels.submodel import extract_submodel, groups_from_plain
 from ..core import Packet, Task
+from ..parts.one_model import deliver_model
 from .heterofl import HeteroFL, State
 
 
@@ -35,7 +36,7 @@ class FedRolex(HeteroFL):
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""
         # A window is of one round's training; no client has channels to keep for use.
-        return {"model": Packet(state.model)}
+        return deliver_model(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client this round's window."""

@@ -23,14 +23,13 @@ density 1 this is FedAvg.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..core import (
-    Batches,
     Carry,
     Client,
     Edit,
@@ -49,11 +48,12 @@ from ..errors import check
 from ..nets import Net
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.common import CommonParts
-from ..parts.gradient import Gradient
+from ..parts.gradient import Gradient, random_batches
 from ..parts.mask import top, weights_to_prune
 from ..parts.one_model import (
-    OneModel,
+    SparseModel,
     average,
+    deliver_sparse,
     dense_bytes,
     send_sparse,
     use_network_start,
@@ -63,13 +63,9 @@ from ..trees import Mask, Tree
 
 
 @dataclass(frozen=True)
-class State:
+class State(SparseModel):
     """The round, the model and its mask, and the clients that report sensitivities."""
 
-    round: int
-    model: Tree
-    mask: Mask
-    """Empty until sensitivities are known."""
     clients: tuple[int, ...]
 
 
@@ -96,7 +92,7 @@ class FedSNIP(CommonParts):
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""
-        return {"model": Packet(state.model, state.mask or None)}
+        return deliver_sparse(state)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """All clients report sensitivities first; then the cohort trains."""
@@ -110,11 +106,9 @@ class FedSNIP(CommonParts):
         if self._needs_mask(state):
             mask = self._find_mask(reports)
             # Not a round: its number stays 0.
-            return State(0, trees.apply_mask(state.model, mask), mask, state.clients)
-        dense = average(OneModel(state.round, state.model), reports, self.mean)
-        return State(
-            dense.round, trees.apply_mask(dense.model, state.mask), state.mask, state.clients
-        )
+            return replace(state, model=trees.apply_mask(state.model, mask), mask=mask)
+        dense = average(state, reports, self.mean)
+        return replace(dense, model=trees.apply_mask(dense.model, state.mask))
 
     def _needs_mask(self, state: State) -> bool:
         return self.density < 1 and not state.mask
@@ -129,13 +123,10 @@ class FedSNIP(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Measure one batch at the network's start, or train under the mask."""
-        batch_size = 32 if self.local is None else self.local.batch
-        # Shuffled: rows may lie in order of recording, and the first ones are then of one class.
-        one_batch = Batches("train", size=batch_size, shuffle=True, limit=1)
         return {
             "snip": (
                 Edit(use_network_start),
-                Measure("gradient", Gradient(self.objective), one_batch),
+                Measure("gradient", Gradient(self.objective), random_batches(self.local, 1)),
                 Give(send_sensitivity, expected_sensitivity),
             ),
             "train": (Train(self.objective, self.local), Give(send_sparse)),

@@ -23,7 +23,7 @@ density 1 this is FedAvg.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import trees
 from ..core import (
@@ -43,18 +43,16 @@ from ..nets import Net
 from ..parts.allocate import ERK, GlobalRank, Uniform
 from ..parts.common import CommonParts
 from ..parts.mask import top, weights_to_prune
-from ..parts.one_model import OneModel, average, dense_bytes, model_with_own_mask, send_sparse
+from ..parts.one_model import (
+    SparseModel,
+    average,
+    deliver_sparse,
+    dense_bytes,
+    send_sparse,
+    sent_with_own_mask,
+)
 from ..parts.score import Magnitude
-from ..trees import Mask, Tree
-
-
-@dataclass(frozen=True)
-class State:
-    """The round, the one model and its mask."""
-
-    round: int
-    model: Tree
-    mask: Mask
+from ..trees import Tree
 
 
 @dataclass(frozen=True)
@@ -79,37 +77,38 @@ class FixedPrune(CommonParts):
         mask = top(scores, self.allocation(scores, self.density))
         return Packet(trees.apply_mask(model, mask), mask)
 
-    def init(self, setup: Setup) -> State:
+    def init(self, setup: Setup) -> SparseModel:
         """The pruned initial model."""
         packet = self.prune(setup.params, weights_to_prune(setup.layout, self.density))
-        return State(0, packet.values, packet.mask or {})
+        return SparseModel(0, packet.values, packet.mask or {})
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+    def deliver(self, state: SparseModel, client: int) -> Mapping[str, Packet]:
         """The sparse model, the same for every client."""
-        return {"model": Packet(state.model, state.mask)}
+        return deliver_sparse(state)
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: SparseModel, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
         return [Task(client, self.deliver(state, client)) for client in cohort]
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
+    def fold(self, state: SparseModel, reports: Iterable[Report]) -> SparseModel:
         """The weighted mean, pruned again or under the mask that stays."""
-        dense = average(OneModel(state.round, state.model), reports, self.mean)
+        dense = average(state, reports, self.mean)
         if self.static:
-            return State(dense.round, trees.apply_mask(dense.model, state.mask), state.mask)
+            return replace(dense, model=trees.apply_mask(dense.model, state.mask))
         # The mask names all that is prunable: it never gains or loses a layer.
         packet = self.prune(dense.model, state.mask)
-        return State(dense.round, packet.values, packet.mask or {})
+        return replace(dense, model=packet.values, mask=packet.mask or {})
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train without a mask, prune, send; or train under the mask that stays."""
         if self.static:
-            return {"train": (Train(self.objective, self.local), Give(send_sparse)), "use": ()}[
-                verb
-            ]
-        # mask="" takes no mask from the carry, although the model came with one.
-        train = Train(self.objective, self.local, mask="")
-        return {"train": (train, Give(self._send_pruned, model_with_own_mask)), "use": ()}[verb]
+            train = Train(self.objective, self.local)
+            give = Give(send_sparse)
+        else:
+            # mask="" takes no mask from the carry, although the model came with one.
+            train = Train(self.objective, self.local, mask="")
+            give = Give(self._send_pruned, sent_with_own_mask)
+        return {"train": (train, give), "use": ()}[verb]
 
     def _send_pruned(self, carry: Carry, client: Client) -> Outcome:
         """What was trained, pruned."""

@@ -30,35 +30,28 @@ Differs from the original paper: docs/papers/hermes.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .. import trees
 from ..channels.find_groups import find_groups
 from ..channels.groups import Channels
-from ..channels.selection import FilterL1, FilterL2, Gamma
 from ..channels.submodel import (
-    PlainGroups,
     add_submodel,
-    average_submodels,
     count_params_at,
-    expected_submodel,
     groups_from_plain,
     groups_to_plain,
     list_shared_tensors,
     make_client_mask,
     make_masked_packet,
     restore_submodel,
-    share_submodel,
 )
 from ..core import (
     Carry,
     Client,
     Edit,
-    ExpectedReport,
     Give,
     Outcome,
-    Packet,
     Report,
     Setup,
     Stage,
@@ -67,79 +60,33 @@ from ..core import (
     expected_no_packets,
 )
 from ..nets import Net
-from ..parts.common import CommonParts
-from ..trees import Tree
+from ..parts.device_widths import average_widths
+from ..parts.personal import start_personal
 from .safl.slimming import (
-    GammaL1,
-    check_densities,
-    check_epochs,
-    check_start,
-    deliver_submodel,
+    Submodels,
+    TwoStages,
     guided_training,
     keep_recovered,
     keep_what_is_left,
-    slim_to_task,
-    start_personal,
     start_with_what_is_left,
-    stepwise,
     tuning,
 )
 
 
 @dataclass(frozen=True)
-class State:
-    """The shared part of the model in full width, and the channels of every client."""
-
-    round: int
-    clients: tuple[int, ...]
-    structure: PlainGroups
-    model: Tree
-    kept: dict[int, Channels]
-    """The channels of every client that has pruned."""
-
-
-@dataclass(frozen=True)
-class Hermes(CommonParts):
+class Hermes(TwoStages):
     """Personal sub-models, pruned alone; every parameter is averaged over those who have it."""
 
-    density: float = 0.7
-    """The share of channels that a client keeps."""
-    densities: tuple[float, ...] | None = None
-    """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
-    guided: int = 50
-    """Epochs before a pruning step."""
-    tune: int = 20
-    """Epochs after it."""
     recover: bool = True
     """Whether pruned channels are restored before the next step, as in SAFL. False: pruned channels
     stay gone, as in its own paper."""
-    devices: bool = False
-    """Whether a client keeps no more channels than its device can hold (``--profile``): its density
-    is lowered until the net fits memory and speed. Stage 1 itself trains the full width."""
-    share_head: bool = True
-    """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
-    score: Gamma | FilterL1 | FilterL2 = Gamma()
-    """How good a channel is: by the scale of its norm layer, or by its filters."""
-    sparse: GammaL1 = GammaL1(1e-4)
-    """The term that makes scales sparse; ``weight`` is lambda."""
-
-    sends_later = "choose the mask of 'model' from their data"
-
-    def __post_init__(self) -> None:
-        check_epochs(self.guided, self.tune)
-        check_densities(self.schedule)
-
-    @property
-    def schedule(self) -> tuple[float, ...]:
-        """Hermes: the densities of stage 1, round by round."""
-        return stepwise(self.density) if self.densities is None else self.densities
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, setup: Setup) -> State:
+    def init(self, setup: Setup) -> Submodels:
         """The norm layers are not shared, nor is the last layer without ``share_head``."""
-        check_start(setup, len(self.schedule), self.score, self.devices, self.local)
-        return State(
+        self.check_setup(setup)
+        return Submodels(
             round=0,
             clients=setup.all_clients("includes every client in every round of its first stage"),
             structure=groups_to_plain(find_groups(setup.net)),
@@ -147,13 +94,7 @@ class Hermes(CommonParts):
             kept={},
         )
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The client's part of the shared model; nothing before there is one."""
-        pruning_rounds = len(self.schedule)
-        channels = state.kept.get(client)
-        return deliver_submodel(state.round, pruning_rounds, state.model, state.structure, channels)
-
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: Submodels, cohort: Sequence[int]) -> list[Task]:
         """First all clients prune, and last send what is left; then the cohort trains."""
         pruning_rounds = len(self.schedule)
         if state.round >= pruning_rounds:
@@ -162,13 +103,11 @@ class Hermes(CommonParts):
         density = self.schedule[state.round]
         return [Task(k, {}, {"density": density}, verb) for k in state.clients]
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
+    def fold(self, state: Submodels, reports: Iterable[Report]) -> Submodels:
         """The mean over those who have each parameter; after stage 1, also their channels."""
-        groups = groups_from_plain(state.structure)
-        next_round = state.round + 1
         if state.round >= len(self.schedule):
-            model = average_submodels(state.model, reports, groups, self.mean)
-            return replace(state, round=next_round, model=model)
+            return average_widths(state, reports, self.mean)
+        groups = groups_from_plain(state.structure)
         mean = self.mean.start(state.model)
         kept: dict[int, Channels] = {}
         is_last = self._is_last_of_stage(state)
@@ -178,12 +117,12 @@ class Hermes(CommonParts):
                 kept[report.of] = add_submodel(mean, report.give["model"], groups, report.examples)
         return replace(
             state,
-            round=next_round,
+            round=state.round + 1,
             model=mean.value(),
             kept=dict(sorted(kept.items())),
         )
 
-    def _is_last_of_stage(self, state: State) -> bool:
+    def _is_last_of_stage(self, state: Submodels) -> bool:
         """Whether the next round is the last of stage 1, in which clients first send something."""
         return state.round == len(self.schedule) - 1
 
@@ -204,23 +143,17 @@ class Hermes(CommonParts):
         train = Train(self.objective, self.local)
         return {
             "prune": (*prune, Give(self._keep, expected_no_packets)),
-            "prune:last": (*prune, Give(self._keep_and_send, self._what_is_shared)),
-            "train": (Edit(restore_submodel), train, Give(self._share, self._what_is_shared)),
+            "prune:last": (*prune, Give(self._keep_and_send, self.expected_share)),
+            "train": (Edit(restore_submodel), train, Give(self.share, self.expected_share)),
             "use": (Edit(restore_submodel),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim_to_task(carry, client, self.score, self.devices, self.local, self.recover)
+        return self.slim(carry, client, self.recover)
 
     def _keep(self, carry: Carry, client: Client) -> Outcome:
         keep = keep_recovered if self.recover else keep_what_is_left
         return keep(carry, client)
-
-    def _what_is_shared(self, task: Task, net: Net) -> ExpectedReport:
-        return expected_submodel(net, self.share_head)
-
-    def _share(self, carry: Carry, client: Client) -> Outcome:
-        return share_submodel(carry, client, self.share_head)
 
     def _keep_and_send(self, carry: Carry, client: Client) -> Outcome:
         """Keep what was pruned and tuned, and send what is shared of it."""

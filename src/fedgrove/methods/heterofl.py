@@ -23,31 +23,28 @@ lacks are not masked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ..channels.find_groups import find_groups, require_groups
 from ..channels.selection import select_first
-from ..channels.submodel import (
-    PlainGroups,
-    average_submodels,
-    extract_submodel,
-    groups_from_plain,
-    groups_to_plain,
-)
+from ..channels.submodel import extract_submodel, groups_from_plain
 from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
 from ..parts.common import CommonParts
-from ..parts.device_widths import check_shares, client_shares, send_masked, submodel_bytes
-from ..trees import Tree
+from ..parts.device_widths import (
+    WideModel,
+    average_widths,
+    check_shares,
+    client_shares,
+    find_plain_groups,
+    send_masked,
+    submodel_bytes,
+)
 
 
 @dataclass(frozen=True)
-class State:
+class State(WideModel):
     """The model in full width, and each client's share of the channels."""
 
-    round: int
-    structure: PlainGroups
-    model: Tree
     shares: dict[int, float]
 
 
@@ -63,12 +60,10 @@ class HeteroFL(CommonParts):
 
     def init(self, setup: Setup) -> State:
         """The network's initial parameters, and every client's width."""
-        # A network without removable channels is refused only if some client needs fewer.
         all_have_all = bool(self.widths) and min(self.widths) == 1
-        find = find_groups if all_have_all else require_groups
-        structure = groups_to_plain(find(setup.net))
+        structure = find_plain_groups(setup.net, not all_have_all)
         shares = client_shares(setup, self.widths, self.local)
-        return State(0, structure, setup.params, shares)
+        return State(0, setup.params, structure, shares)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's own width of the model."""
@@ -83,10 +78,7 @@ class HeteroFL(CommonParts):
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Every parameter averaged over the clients that have it."""
-        model = average_submodels(
-            state.model, reports, groups_from_plain(state.structure), self.mean
-        )
-        return replace(state, round=state.round + 1, model=model)
+        return average_widths(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train and send; to use the model, nothing need be done."""

@@ -44,8 +44,8 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Average
 from ..parts.common import CommonParts
+from ..parts.group import GroupMeans
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 
@@ -89,18 +89,13 @@ class IFCA(CommonParts):
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of those who chose a model; one that no client chose stays."""
-        means: dict[int, Average] = {}
+        means = GroupMeans(self.mean, state.models)
         groups = dict(state.groups)
         for report in reports:
             j = int(report.metrics["group"])
             groups[report.of] = j
-            if j not in means:
-                means[j] = self.mean.start(state.models[j])
-            means[j].add(report.give["model"].values, report.examples)
-        models = dict(state.models)
-        for j, mean in means.items():
-            models[j] = mean.value()
-        return State(state.round + 1, models, groups)
+            means.add(j, report.give["model"].values, report.examples)
+        return State(state.round + 1, means.value(), groups)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Choose; then train and send, or use."""

@@ -52,16 +52,14 @@ from ..errors import check
 from ..nets import Net
 from ..parts.common import CommonParts
 from ..parts.mask import all_kept, prune, weights_to_prune
-from ..parts.one_model import model_with_own_mask, send_sparse
+from ..parts.one_model import OneModel, send_sparse, sent_with_own_mask
 from ..trees import Mask, Tree
 
 
 @dataclass(frozen=True)
-class State:
+class State(OneModel):
     """The shared model, and the ticket of every client that has pruned, as bits."""
 
-    round: int
-    model: Tree
     prunable: tuple[str, ...]
     tickets: dict[int, Tensor]
 
@@ -145,7 +143,7 @@ class LotteryFL(CommonParts):
                 Measure("scores", scores, Batches("train")),
                 Edit(self._draw),
                 train,
-                Give(send_ticket, model_with_own_mask),
+                Give(send_ticket, sent_with_own_mask),
             ),
             "use": (),
         }[verb]

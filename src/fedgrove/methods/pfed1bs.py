@@ -51,7 +51,7 @@ from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.common import CommonParts
 from ..parts.objective import Loss, Objective
-from ..parts.personal import use_personal
+from ..parts.personal import start_personal, use_personal
 from ..seeds import torch_rng
 from ..trees import Tree
 
@@ -236,7 +236,7 @@ class PFed1BS(CommonParts):
 
     def _begin(self, carry: Carry, client: Client) -> Carry:
         """The personal model, the consensus as numbers, and the projection."""
-        begun = {"personal": client.start, **carry}
+        begun = start_personal(carry, client)
         begun[CONSENSUS] = signs_of(carry[CONSENSUS])
         begun[PROJECTION] = self._projection(client.start, client.layout)
         return begun

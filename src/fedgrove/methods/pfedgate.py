@@ -57,8 +57,8 @@ from ..parts.one_model import (
     OneModel,
     deliver_model,
     initial_model,
-    model_with_own_mask,
     send_model,
+    sent_with_own_mask,
     train_cohort,
 )
 from ..trees import Mask, Tree
@@ -317,7 +317,7 @@ class PFedGate(CommonParts):
                 Measure("scores", summed_scores, of="gate", net="gate"),
                 Edit(self._choose),
                 Train(self.objective, self.local, mask="chosen"),
-                Give(send_blocks, model_with_own_mask),
+                Give(send_blocks, sent_with_own_mask),
             ),
             "use": (Edit(self._use),),
         }[verb]

@@ -29,8 +29,19 @@ from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Train
 from ..errors import check
 from ..nets import Net
+<<<<<<< HEAD
 from ..parts.one_model import OneModel, average, dense_bytes, expected_update
 from ..parts.quantise import UniformQuantiser, largest
+=======
+from ..parts.one_model import (
+    OneModel,
+    add_mean_update,
+    average,
+    dense_bytes,
+    expected_update,
+)
+from ..parts.quantise import Uniform, largest
+>>>>>>> 3e61f60 (Share the states and rounds of sparse, narrow and two-stage methods)
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
 from .fedavg import FedAvg
@@ -64,12 +75,7 @@ class QFedCG(FedAvg):
         """The mean of the updates, as they are sent, moves the model."""
         if not self.compresses:
             return average(state, reports, self.mean)
-        mean = self.mean.start()
-        for report in reports:
-            mean.add(report.give["update"].values, report.examples)
-        update = mean.value()
-        model = {name: w + update[name].to(w.dtype) for name, w in state.model.items()}
-        return OneModel(state.round + 1, model)
+        return add_mean_update(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, compress, send."""

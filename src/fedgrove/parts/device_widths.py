@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Any
+from typing import Any, TypeVar
 
+from ..channels.find_groups import find_groups, require_groups
 from ..channels.submodel import (
+    PlainGroups,
+    average_submodels,
     count_params_at,
+    groups_from_plain,
+    groups_to_plain,
     make_masked_packet,
 )
 from ..channels.widths import choose_width, measure_widths
-from ..core import MOST_AT_ONCE, Carry, Client, Outcome, Setup
+from ..core import MOST_AT_ONCE, Carry, Client, Outcome, Report, Setup
 from ..errors import check
 from ..nets import Net
 from ..renamed import find_renamed
+from .aggregate import Averaging
 from .local import LocalTraining
+from .one_model import OneModel
 
 LOOKED_AT = 100
 """How many devices are sampled if there are more than a server lists at once."""
 WHY_ALL = "fits models to devices (--set fit=false: all get the same model)"
+
+
+@dataclass(frozen=True)
+class WideModel(OneModel):
+    """A width method's state: the round, the model in full width, and which channels it has."""
+
+    structure: PlainGroups
+
+
+State = TypeVar("State", bound=WideModel)
+
+
+def find_plain_groups(net: Net, narrows: bool) -> PlainGroups:
+    """Part of width methods: the channels of a net, as a state may contain them.
+
+    A net without removable channels is refused only if some client ``narrows`` it.
+    """
+    find = require_groups if narrows else find_groups
+    return groups_to_plain(find(net))
+
+
+def average_widths(state: State, reports: Iterable[Report], rule: Averaging) -> State:
+    """Part of width methods: the next model, every parameter over the clients that have it."""
+    groups = groups_from_plain(state.structure)
+    model = average_submodels(state.model, reports, groups, rule)
+    return replace(state, round=state.round + 1, model=model)
 
 
 def batch_and_slots(local: LocalTraining | None) -> tuple[int, int]:

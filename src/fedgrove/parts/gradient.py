@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.func import grad
 
 from .. import trees
-from ..core import GRADIENT_PASSES, Batch, Carry
+from ..core import GRADIENT_PASSES, Batch, Batches, Carry
 from ..nets import Net
 from ..trees import Tree
+from .local import LocalTraining
 from .objective import Objective
 
 
@@ -92,6 +93,18 @@ class Gradient:
             return mean_loss(weights) * batch.weight.sum()
 
         return gradient(loss, trees.pick(params, net.layout.prunable))
+
+
+def random_batches(local: LocalTraining | None, limit: int | None = None) -> Batches:
+    """Return the training batches over which a client measures gradients, in random order.
+
+    Args:
+        local: The recipe, which has the batch size; None: 32.
+        limit: At most this many batches.
+    """
+    size = 32 if local is None else local.batch
+    # Shuffled: rows may lie in order of recording, and the first ones are then of one class.
+    return Batches("train", size=size, shuffle=True, limit=limit)
 
 
 def settled(gradient: Tensor) -> Tensor:

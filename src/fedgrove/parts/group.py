@@ -18,6 +18,8 @@ from .. import trees
 from ..errors import check, unknown
 from ..renamed import find_renamed
 from ..seeds import torch_rng
+from ..trees import Tree
+from .aggregate import Average, Averaging
 
 MAX_UPDATE_BYTES = 1 << 30
 """Bytes of whole updates that a server keeps at once; of further clients it keeps a sketch."""
@@ -269,6 +271,28 @@ def joining_before_round(state: GroupedState, clients: Iterable[int]) -> list[in
     if not state.groups or state.joined == state.round:
         return []
     return [k for k in clients if k not in state.groups and k not in state.clients]
+
+
+class GroupMeans:
+    """An average for each group of clients, from its first report on."""
+
+    def __init__(self, rule: Averaging, models: Mapping[int, Tree]) -> None:
+        self._rule = rule
+        self._models = models
+        self._means: dict[int, Average] = {}
+
+    def add(self, group: int, tree: Mapping[str, Tensor], weight: float) -> None:
+        """Add one client's tree to its group's average."""
+        if group not in self._means:
+            self._means[group] = self._rule.start(self._models[group])
+        self._means[group].add(tree, weight)
+
+    def value(self) -> dict[int, Tree]:
+        """Return the groups' next models; a group of which no client reported keeps its own."""
+        models = dict(self._models)
+        for group, mean in self._means.items():
+            models[group] = mean.value()
+        return models
 
 
 def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:

@@ -9,8 +9,13 @@ never leaves a task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+<<<<<<< HEAD
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+=======
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+>>>>>>> 3e61f60 (Share the states and rounds of sparse, narrow and two-stage methods)
 
 import torch
 from torch import Tensor
@@ -215,6 +220,11 @@ class LocalTraining:
         check(self.batch >= 1, "batch", self.batch, "1 or more")
         check(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
         check(self.clip is None or self.clip > 0, "clip", self.clip, "above 0, or none")
+
+
+def for_epochs(local: LocalTraining | None, epochs: int) -> LocalTraining | None:
+    """Return a training recipe for a number of epochs; None, the data set's own, stays None."""
+    return None if local is None else replace(local, epochs=epochs)
 
 
 def clip_scale(g: Tensor, clip: float) -> Tensor:

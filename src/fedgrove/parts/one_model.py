@@ -7,7 +7,8 @@ does stands here once, as functions of the state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..core import (
     Carry,
@@ -21,7 +22,7 @@ from ..core import (
     Task,
 )
 from ..nets import Net
-from ..trees import Tree
+from ..trees import Mask, Tree
 from .aggregate import Averaging
 
 
@@ -31,6 +32,17 @@ class OneModel:
 
     round: int
     model: Tree
+
+
+@dataclass(frozen=True)
+class SparseModel(OneModel):
+    """A method's state: the round, the one model and its mask."""
+
+    mask: Mask
+    """Empty while nothing is pruned."""
+
+
+State = TypeVar("State", bound=OneModel)
 
 
 def initial_model(setup: Setup) -> OneModel:
@@ -43,17 +55,33 @@ def deliver_model(state: OneModel) -> Mapping[str, Packet]:
     return {"model": Packet(state.model)}
 
 
+def deliver_sparse(state: SparseModel) -> Mapping[str, Packet]:
+    """Deliver a one-model method's model, under its mask once it has one."""
+    return {"model": Packet(state.model, state.mask or None)}
+
+
 def train_cohort(state: OneModel, cohort: Sequence[int]) -> list[Task]:
     """Plan a one-model method: the cohort is sent the model and trains."""
     return [Task(client, deliver_model(state)) for client in cohort]
 
 
-def average(state: OneModel, reports: Iterable[Report], rule: Averaging) -> OneModel:
+def average(state: State, reports: Iterable[Report], rule: Averaging) -> State:
     """Fold a one-model method: the mean of the reported models by a rule, report by report."""
     mean = rule.start(state.model)
     for report in reports:
         mean.add(report.give["model"].values, report.examples)
-    return OneModel(state.round + 1, mean.value())
+    return replace(state, round=state.round + 1, model=mean.value())
+
+
+def add_mean_update(state: State, reports: Iterable[Report], rule: Averaging) -> State:
+    """Fold a one-model method: the model, moved by the mean of the reported updates."""
+    # From nothing: the reports are updates of the model, not models.
+    mean = rule.start()
+    for report in reports:
+        mean.add(report.give["update"].values, report.examples)
+    update = mean.value()
+    model = {name: w + update[name].to(w.dtype) for name, w in state.model.items()}
+    return replace(state, round=state.round + 1, model=model)
 
 
 def send_model(carry: Carry, client: Client) -> Outcome:
@@ -66,9 +94,12 @@ def send_sparse(carry: Carry, client: Client) -> Outcome:
     return Outcome({"model": Packet(carry["local"], carry.get("model.mask"))})
 
 
-def model_with_own_mask(task: Task, net: Net) -> ExpectedReport:
-    """Expect in a report the whole model, under a mask that the client found."""
-    return ExpectedReport({"model": ExpectedPacket.of(net.blank(), "own")})
+def sent_with_own_mask(task: Task, net: Net) -> ExpectedReport:
+    """Expect in a report the packets of the task, each under a mask that the client found."""
+    packets = {}
+    for name, packet in task.send.items():
+        packets[name] = ExpectedPacket.of(packet.values, "own")
+    return ExpectedReport(packets)
 
 
 def expected_update(task: Task, net: Net) -> ExpectedReport:

@@ -42,6 +42,11 @@ def share_received(carry: Carry, client: Client) -> Outcome:
     return Outcome(packets, memory=memory)
 
 
+def start_personal(carry: Carry, client: Client) -> Carry:
+    """Part of personal methods: a client's first personal model is the network's start."""
+    return {"personal": client.start, **carry}
+
+
 def use_personal(carry: Carry, client: Client) -> Carry:
     """Part of personal methods: use the personal model, or else the received one or the start."""
     if "personal" in carry:

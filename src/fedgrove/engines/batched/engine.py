@@ -250,7 +250,9 @@ class Batched:
         except Exception as error:
             # Its data could not be made, or a setting of its task is no number: no stage runs.
             no_client = Client(task.to, ClientInfo(0), NO_DATA, memory, run.net, run.params, seed=0)
-            return ClientJob(run, task, no_client, {}, works[work_key], lost=lose_crashed(task, error))
+            return ClientJob(
+                run, task, no_client, {}, works[work_key], lost=lose_crashed(task, error)
+            )
         return ClientJob(run, task, client, carry, works[work_key])
 
     def _make_answer(self, job: ClientJob) -> Answer:

@@ -55,16 +55,17 @@ from ...core import (
 )
 from ...errors import check
 from ...nets import Net
-from ...parts.aggregate import Average
 from ...parts.common import CommonParts
 from ...parts.group import (
     AverageLinkage,
     Bipartition,
+    GroupMeans,
     Updates,
     flatten_update,
     joining_before_round,
     nearest,
 )
+from ...parts.local import for_epochs
 from ...parts.mask import prune, regrow, weights_to_prune
 from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes, send_model
@@ -252,7 +253,7 @@ class CAAFP(CommonParts):
             # Alg. 1, lines 22-26. This was no round, so the round's number stays. Without a phase 2
             # the first mask is made right here.
             return self._prune_if_due(self._form_groups(state, reports))
-        means: dict[int, Average] = {}
+        means = GroupMeans(self.mean, state.models)
         gathered: dict[int, Gather] = {}
         groups = dict(state.groups)
         uses_evidence = not is_warm_up and self._uses_evidence(state)
@@ -263,9 +264,7 @@ class CAAFP(CommonParts):
                 continue
             group = state.groups.get(report.of, 0)
             trained = report.give["model"].values
-            if group not in means:
-                means[group] = self.mean.start(state.models[group])
-            means[group].add(trained, report.examples)
+            means.add(group, trained, report.examples)
             if uses_evidence:
                 if group not in gathered:
                     model = prunable_weights(state, group)
@@ -276,10 +275,10 @@ class CAAFP(CommonParts):
             # No round either: the cohort comes again, and trains.
             return replace(state, groups=groups, joined=state.round)
         # Alg. 1, line 12 (all clients are in group 0), line 36 (no mask yet) or line 63.
-        models = dict(state.models)
         evidence = dict(state.evidence)
-        for group, mean in means.items():
-            models[group] = trees.apply_mask(mean.value(), state.masks.get(group, {}))
+        models = {}
+        for group, dense in means.value().items():
+            models[group] = trees.apply_mask(dense, state.masks.get(group, {}))
         for group, sums in gathered.items():
             evidence[group] = sums.since(state.evidence.get(group, {}))
         state = replace(
@@ -459,9 +458,8 @@ class CAAFP(CommonParts):
         return (Edit(pull_to_reference), gradient, train, Give(send_trained, model_and_evidence))
 
     def _clustering(self, with_evidence: bool) -> tuple[Stage, ...]:
-        one_epoch = None if self.local is None else replace(self.local, epochs=1)
         begin = Edit(start_from_reference)
-        train = Train(self.objective, one_epoch)
+        train = Train(self.objective, for_epochs(self.local, 1))
         if not with_evidence:
             return (begin, train, Give(send_update, expected_update))
         gradient = measure_gradient(self.objective)

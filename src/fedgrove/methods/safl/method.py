@@ -36,20 +36,17 @@ Differs from the paper where that is silent or contradicts itself: docs/papers/s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ... import trees
 from ...channels.find_groups import find_groups
 from ...channels.groups import ChannelGroup, Channels
-from ...channels.selection import FilterL1, FilterL2, Gamma, Overlap
+from ...channels.selection import Overlap
 from ...channels.submodel import (
-    PlainGroups,
     Score,
     add_submodel,
-    average_submodels,
     count_params_at,
-    expected_submodel,
     extract_submodel,
     groups_from_plain,
     groups_to_plain,
@@ -57,7 +54,6 @@ from ...channels.submodel import (
     make_client_mask,
     make_masked_packet,
     restore_submodel,
-    share_submodel,
 )
 from ...core import (
     Batches,
@@ -79,21 +75,16 @@ from ...core import (
 from ...errors import check
 from ...nets import Net
 from ...parts.aggregate import Average
-from ...parts.common import CommonParts
+from ...parts.device_widths import average_widths
+from ...parts.personal import start_personal
 from ...trees import Tree
 from ..ifca import Losses, choose
 from .slimming import (
     GammaDistance,
-    GammaL1,
-    check_densities,
-    check_epochs,
-    check_start,
-    deliver_submodel,
+    Submodels,
+    TwoStages,
     guided_training,
     keep_recovered,
-    slim_to_task,
-    start_personal,
-    stepwise,
     tuning,
 )
 
@@ -104,12 +95,9 @@ PATIENCE = 2
 
 
 @dataclass(frozen=True)
-class State:
-    """Cluster models and who chose which; the shared model and the channels of every client."""
+class State(Submodels):
+    """The shared model; before that, cluster models and who chose which."""
 
-    round: int
-    clients: tuple[int, ...]
-    structure: PlainGroups
     models: dict[int, Tree]
     channels: dict[int, Channels]
     """The channels of every cluster; one that is not named is whole."""
@@ -117,55 +105,27 @@ class State:
     """Client -> the cluster it chose last."""
     idle: dict[int, int]
     """Cluster -> for how many rounds no client has chosen it."""
-    model: Tree
-    """The shared part of the model, in full width."""
-    kept: dict[int, Channels]
 
 
 @dataclass(frozen=True)
-class SAFL(CommonParts):
+class SAFL(TwoStages):
     """Personal sub-models, pruned as similar clients prune; what they share is averaged."""
 
-    density: float = 0.7
-    """The share of channels that a client keeps."""
-    densities: tuple[float, ...] | None = None
-    """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
     clusters: int = 1
     """How many cluster models; 0: found. It begins with five (or one per client) and drops those
     that no client chose for two rounds."""
-    guided: int = 50
-    """Epochs before a pruning step."""
-    tune: int = 20
-    """Epochs after it."""
-    devices: bool = False
-    """Whether a client keeps no more channels than its device can hold (``--profile``): its density
-    is lowered until the net fits memory and speed. Stage 1 itself trains the full width."""
-    share_head: bool = True
-    """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
-    score: Gamma | FilterL1 | FilterL2 = Gamma()
-    """How good a channel is: by the scale of its norm layer, or by its filters."""
-    sparse: GammaL1 = GammaL1(1e-4)
-    """The term that makes scales sparse; ``weight`` is lambda."""
     pull: GammaDistance = GammaDistance(0.004, to="model")
     """The pull towards the scales of the cluster's model; ``weight`` is mu."""
 
-    sends_later = "choose the mask of 'model' from their data"
-
     def __post_init__(self) -> None:
-        check_epochs(self.guided, self.tune)
+        super().__post_init__()
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
-        check_densities(self.schedule)
-
-    @property
-    def schedule(self) -> tuple[float, ...]:
-        """SAFL: the densities of stage 1, round by round."""
-        return stepwise(self.density) if self.densities is None else self.densities
 
     # ---- the server ------------------------------------------------------------------------------
 
     def init(self, setup: Setup) -> State:
         """Cluster models from different draws, and the shared part of the model."""
-        check_start(setup, len(self.schedule), self.score, self.devices, self.local)
+        self.check_setup(setup)
         models: dict[int, Tree] = {}
         if self.schedule:
             models[0] = setup.params
@@ -187,12 +147,6 @@ class SAFL(CommonParts):
     def _clusters_at_start(self, clients: int) -> int:
         return self.clusters or min(MOST_CLUSTERS, clients)
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The client's part of the shared model; nothing before there is one."""
-        pruning_rounds = len(self.schedule)
-        channels = state.kept.get(client)
-        return deliver_submodel(state.round, pruning_rounds, state.model, state.structure, channels)
-
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """First all clients choose and prune, then the cohort trains."""
         if state.round >= len(self.schedule):  # Alg. 2, line 3
@@ -211,9 +165,7 @@ class SAFL(CommonParts):
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Stage 1: fuse each cluster. Stage 2: the mean over those who have each parameter."""
         if state.round >= len(self.schedule):  # Alg. 2, line 5
-            groups = groups_from_plain(state.structure)
-            model = average_submodels(state.model, reports, groups, self.mean)
-            return replace(state, round=state.round + 1, model=model)
+            return average_widths(state, reports, self.mean)
         return self._fuse_clusters(state, reports)
 
     def _fuse_clusters(self, state: State, reports: Iterable[Report]) -> State:
@@ -288,24 +240,15 @@ class SAFL(CommonParts):
                 Edit(choose),  # Alg. 1, lines 4 and 5
                 Edit(start_personal),  # line 6; what is kept is in full width already
                 guided_training(guided, self.local, self.guided),  # line 7
-                Edit(self._slim),  # line 8
+                Edit(self.slim),  # line 8
                 tuning(self.objective, self.local, self.tune),  # line 9
                 Give(keep_and_report_choice, whole_model_and_choice),  # line 10
             )
         train = Train(self.objective, self.local)
         return {
-            "train": (Edit(restore_submodel), train, Give(self._share, self._what_is_shared)),
+            "train": (Edit(restore_submodel), train, Give(self.share, self.expected_share)),
             "use": (Edit(restore_submodel),),
         }[verb]
-
-    def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim_to_task(carry, client, self.score, self.devices, self.local)
-
-    def _what_is_shared(self, task: Task, net: Net) -> ExpectedReport:
-        return expected_submodel(net, self.share_head)
-
-    def _share(self, carry: Carry, client: Client) -> Outcome:
-        return share_submodel(carry, client, self.share_head)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         r"""Section III.D, where only the cohort S_t takes part in stage 2:

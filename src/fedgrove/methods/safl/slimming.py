@@ -7,8 +7,8 @@ recovery, only what is left of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -16,20 +16,34 @@ from torch import Tensor
 
 from ...channels.find_groups import require_groups
 from ...channels.groups import Channels
+from ...channels.selection import FilterL1, FilterL2, Gamma
 from ...channels.submodel import (
-    PlainGroups,
-    Score,
+    expected_submodel,
     extract_submodel,
     groups_from_plain,
     make_client_mask,
     restore_full_width,
+    share_submodel,
     slim_submodel,
 )
-from ...core import Batch, Carry, Client, Outcome, Packet, Setup, Train
+from ...core import (
+    Batch,
+    Carry,
+    Client,
+    ExpectedReport,
+    Outcome,
+    Packet,
+    Setup,
+    Task,
+    Train,
+)
 from ...errors import check
-from ...parts.device_widths import client_shares
-from ...parts.local import LocalTraining
+from ...nets import Net
+from ...parts.common import CommonParts
+from ...parts.device_widths import WideModel, client_shares
+from ...parts.local import LocalTraining, for_epochs
 from ...parts.objective import NOT_SETTABLE, Loss, Objective
+from ...parts.personal import start_personal
 from ...trees import Tree
 
 if TYPE_CHECKING:
@@ -91,69 +105,110 @@ def _total(vectors: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat(vectors).sum()
 
 
-# ---- pruning by network slimming -----------------------------------------------------------------
+# ---- the two stages ------------------------------------------------------------------------------
 
 
-def check_epochs(guided: int, tune: int) -> None:
-    """SAFL and Hermes: refuse epochs before and after a pruning step below 1."""
-    check(min(guided, tune) >= 1, "guided, tune", (guided, tune), "1 or more epochs each")
+@dataclass(frozen=True)
+class Submodels(WideModel):
+    """State: the shared part of the model in full width, and the channels of every client."""
+
+    clients: tuple[int, ...]
+    kept: dict[int, Channels]
+    """The channels of every client that has pruned."""
 
 
-def check_densities(densities: Sequence[float]) -> None:
-    """SAFL and Hermes: refuse densities of stage 1 that are not in (0, 1]."""
-    check(all(0 < d <= 1 for d in densities), "densities", tuple(densities), "in (0, 1] each")
+@dataclass(frozen=True)
+class TwoStages(CommonParts):
+    """What SAFL and Hermes can both be told, and how both serve their clients."""
 
+    density: float = 0.7
+    """The share of channels that a client keeps."""
+    densities: tuple[float, ...] | None = None
+    """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
+    guided: int = 50
+    """Epochs before a pruning step."""
+    tune: int = 20
+    """Epochs after it."""
+    devices: bool = False
+    """Whether a client keeps no more channels than its device can hold (``--profile``): its density
+    is lowered until the net fits memory and speed. Stage 1 itself trains the full width."""
+    share_head: bool = True
+    """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
+    score: Gamma | FilterL1 | FilterL2 = Gamma()
+    """How good a channel is: by the scale of its norm layer, or by its filters."""
+    sparse: GammaL1 = GammaL1(1e-4)
+    """The term that makes scales sparse; ``weight`` is lambda."""
 
-def check_start(
-    setup: Setup, pruning_rounds: int, score: Score, devices: bool, local: LocalTraining | None
-) -> None:
-    """SAFL and Hermes: refuse a run without a stage 2, and a net whose channels have no score.
+    sends_later = "choose the mask of 'model' from their data"
 
-    (A net without norms has no scales.) If devices decide, there must be a stage 1, and the
-    narrowest net must fit them all.
-    """
-    check(
-        setup.rounds > pruning_rounds,
-        "rounds",
-        setup.rounds,
-        f"more than {pruning_rounds}, which the pruning of stage 1 takes",
-    )
-    if pruning_rounds:
-        # Raises where there is nothing to score.
-        score(setup.params, require_groups(setup.net))
-    if devices:
+    def __post_init__(self) -> None:
+        epochs = (self.guided, self.tune)
+        check(min(epochs) >= 1, "guided, tune", epochs, "1 or more epochs each")
+        in_range = all(0 < density <= 1 for density in self.schedule)
+        check(in_range, "densities", self.schedule, "in (0, 1] each")
+
+    @property
+    def schedule(self) -> tuple[float, ...]:
+        """SAFL and Hermes: the densities of stage 1, round by round."""
+        return stepwise(self.density) if self.densities is None else self.densities
+
+    def check_setup(self, setup: Setup) -> None:
+        """SAFL and Hermes: refuse a run without a stage 2, and a net without scores of channels.
+
+        (A net without norms has no scales.) If devices decide, there must be a stage 1, and the
+        narrowest net must fit them all.
+        """
+        pruning_rounds = len(self.schedule)
         check(
-            pruning_rounds > 0,
-            "densities",
-            (),
-            "one or more where devices decide, since pruning is what fits a model to one",
+            setup.rounds > pruning_rounds,
+            "rounds",
+            setup.rounds,
+            f"more than {pruning_rounds}, which the pruning of stage 1 takes",
         )
-        # Raises where a device cannot hold the narrowest net.
-        client_shares(setup, (), local)
+        if pruning_rounds:
+            # Raises where there is nothing to score.
+            self.score(setup.params, require_groups(setup.net))
+        if self.devices:
+            check(
+                pruning_rounds > 0,
+                "densities",
+                (),
+                "one or more where devices decide, since pruning is what fits a model to one",
+            )
+            # Raises where a device cannot hold the narrowest net.
+            client_shares(setup, (), self.local)
 
+    def deliver(self, state: Submodels, client: int) -> Mapping[str, Packet]:
+        """The client's part of the shared model, once stage 2 has made one."""
+        # After the last round of stage 1 a client still starts from its own model (SAFL, Alg. 2,
+        # line 1); without a stage 1 there is no such model.
+        if self.schedule and state.round <= len(self.schedule):
+            return {}
+        groups = groups_from_plain(state.structure)
+        return {"model": extract_submodel(state.model, groups, state.kept.get(client))}
 
-def deliver_submodel(
-    state_round: int,
-    pruning_rounds: int,
-    model: Tree,
-    structure: PlainGroups,
-    channels: Channels | None,
-) -> Mapping[str, Packet]:
-    """SAFL and Hermes: the client's part of the shared model, once stage 2 has made one."""
-    # After the last round of stage 1 a client still starts from its own model (SAFL, Alg. 2,
-    # line 1); without a stage 1 there is no such model.
-    has_pruning = pruning_rounds > 0
-    if has_pruning and state_round <= pruning_rounds:
-        return {}
-    return {"model": extract_submodel(model, groups_from_plain(structure), channels)}
+    def slim(self, carry: Carry, client: Client, recover: bool = True) -> Carry:
+        """SAFL and Hermes: keep the channels of best score; their share is the task's density.
+
+        If ``devices`` decide, no more than the client's device can hold. Without ``recover``, only
+        channels that are still there.
+        """
+        # As it was written in the task: single precision would round it off.
+        density = round(float(carry["settings"]["density"]), 6)
+        recipe = (self.local or LocalTraining()) if self.devices else None
+        left = None if recover else carry.get("channels")
+        return slim_submodel(carry, client, self.score, density, recipe, left)
+
+    def share(self, carry: Carry, client: Client) -> Outcome:
+        """SAFL and Hermes: send what is shared of the trained sub-model, keep all of it."""
+        return share_submodel(carry, client, self.share_head)
+
+    def expected_share(self, task: Task, net: Net) -> ExpectedReport:
+        """SAFL and Hermes: the form of what a client shares of its sub-model."""
+        return expected_submodel(net, self.share_head)
 
 
 # ---- a client ------------------------------------------------------------------------------------
-
-
-def start_personal(carry: Carry, client: Client) -> Carry:
-    """SAFL and Hermes: a client's first model is the network's initial one."""
-    return {"personal": client.start, **carry}
 
 
 def start_with_what_is_left(carry: Carry, client: Client) -> Carry:
@@ -175,31 +230,6 @@ def guided_training(
 def tuning(objective: Objective, local: LocalTraining | None, epochs: int) -> Train:
     """SAFL and Hermes: training of what is left, after a pruning step."""
     return Train(objective, for_epochs(local, epochs), "guided", "tuned", mask="slim.mask")
-
-
-def for_epochs(local: LocalTraining | None, epochs: int) -> LocalTraining | None:
-    """SAFL and Hermes: the training recipe for a number of epochs."""
-    return None if local is None else replace(local, epochs=epochs)
-
-
-def slim_to_task(
-    carry: Carry,
-    client: Client,
-    score: Score,
-    devices: bool,
-    local: LocalTraining | None,
-    recover: bool = True,
-) -> Carry:
-    """SAFL and Hermes: keep the channels of best score; their share is the task's density.
-
-    If ``devices`` decide, no more than the client's device can hold. Without ``recover``, only
-    channels that are still there.
-    """
-    # As it was written in the task: single precision would round it off.
-    density = round(float(carry["settings"]["density"]), 6)
-    recipe = (local or LocalTraining()) if devices else None
-    left = None if recover else carry.get("channels")
-    return slim_submodel(carry, client, score, density, recipe, left)
 
 
 def keep_recovered(carry: Carry, client: Client) -> Outcome:
