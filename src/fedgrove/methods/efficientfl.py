@@ -34,10 +34,6 @@ from ..nets import Net
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.common import CommonParts
 from ..parts.mask import top, weights_to_prune
-<<<<<<< HEAD
-from ..parts.one_model import dense_bytes, expected_update, send_sparse
-from ..parts.quantise import UniformQuantiser
-=======
 from ..parts.one_model import (
     SparseModel,
     add_mean_update,
@@ -47,8 +43,7 @@ from ..parts.one_model import (
     expected_update,
     send_sparse,
 )
-from ..parts.quantise import Uniform
->>>>>>> 3e61f60 (Share the states and rounds of sparse, narrow and two-stage methods)
+from ..parts.quantise import UniformQuantiser
 from ..parts.score import Magnitude
 
 

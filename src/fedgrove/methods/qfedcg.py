@@ -29,10 +29,6 @@ from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Train
 from ..errors import check
 from ..nets import Net
-<<<<<<< HEAD
-from ..parts.one_model import OneModel, average, dense_bytes, expected_update
-from ..parts.quantise import UniformQuantiser, largest
-=======
 from ..parts.one_model import (
     OneModel,
     add_mean_update,
@@ -40,8 +36,7 @@ from ..parts.one_model import (
     dense_bytes,
     expected_update,
 )
-from ..parts.quantise import Uniform, largest
->>>>>>> 3e61f60 (Share the states and rounds of sparse, narrow and two-stage methods)
+from ..parts.quantise import UniformQuantiser, largest
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
 from .fedavg import FedAvg

@@ -9,13 +9,8 @@ never leaves a task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-<<<<<<< HEAD
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-=======
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
->>>>>>> 3e61f60 (Share the states and rounds of sparse, narrow and two-stage methods)
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
