@@ -26,8 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
-from torch import Tensor
-
 from .. import trees
 from ..core import (
     Carry,
@@ -49,9 +47,11 @@ from ..parts.common import CommonParts
 from ..parts.group import (
     AverageLinkage,
     Bipartition,
+    GroupedState,
     GroupMeans,
     Updates,
     flatten_update,
+    form_groups,
     joining_before_round,
     nearest,
 )
@@ -60,28 +60,8 @@ from ..parts.objective import Proximal
 from ..parts.one_model import dense_bytes
 from ..parts.personal import use_personal
 from ..parts.quantise import Half
-from ..trees import Tree
 from ..wire.codec import Codec, Dense
 from .ditto import begin_personal, send_and_keep
-
-
-@dataclass(frozen=True)
-class State:
-    """The groups' models, who is in which group, and what late joiners are placed by."""
-
-    round: int
-    clients: tuple[int, ...]
-    """Those who report when the groups are formed: all, or a sample of many."""
-    models: dict[int, Tree]
-    """By group; before the clustering there is one model for all, under 0."""
-    groups: dict[int, int]
-    """By client; empty before the clustering."""
-    reference: Tree
-    """The model from which the updates were made."""
-    centres: dict[int, Tensor]
-    """By group: its mean update, where late joiners find their group."""
-    joined: int = -1
-    """The last round before which clients outside that sample joined a group."""
 
 
 @dataclass(frozen=True)
@@ -106,22 +86,16 @@ class FedCHAR(CommonParts):
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
         check(self.ask >= 1, "ask", self.ask, "1 or more clients")
 
-    def init(self, setup: Setup) -> State:
+    def init(self, setup: Setup) -> GroupedState:
         """One model for all."""
-        return State(
-            round=0,
-            clients=setup.some_clients(self.ask),
-            models={0: setup.params},
-            groups={},
-            reference=setup.params,
-            centres={},
-        )
+        clients = setup.some_clients(self.ask)
+        return GroupedState(clients=clients, models={0: setup.params}, reference=setup.params)
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+    def deliver(self, state: GroupedState, client: int) -> Mapping[str, Packet]:
         """The model of the client's group."""
         return {"model": Packet(state.models[state.groups.get(client, 0)])}
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: GroupedState, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains; after the warm-up all clients first send an update."""
         if state.round < self.warmup:
             return [Task(client, self.deliver(state, client)) for client in cohort]
@@ -143,7 +117,7 @@ class FedCHAR(CommonParts):
                 tasks.append(Task(client, {"model": reference}, verb="cluster"))
         return tasks
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
+    def fold(self, state: GroupedState, reports: Iterable[Report]) -> GroupedState:
         """The weighted mean of each group; newcomers join the group nearest to their update."""
         is_warm_up = state.round < self.warmup
         if not is_warm_up and not state.groups:
@@ -162,20 +136,12 @@ class FedCHAR(CommonParts):
             return replace(state, groups=groups, joined=state.round)
         return replace(state, round=state.round + 1, models=means.value(), groups=groups)
 
-    def _form_groups(self, state: State, reports: Iterable[Report]) -> State:
+    def _form_groups(self, state: GroupedState, reports: Iterable[Report]) -> GroupedState:
         """Divide the clients; every group starts at the shared model. The round stays as it is."""
         updates = Updates(len(state.clients))
         for report in reports:
             updates.add(report.of, report.give["update"].values)
-        groups = updates.divide(self.grouping, self.clusters)
-        shared = state.models[0]
-        return replace(
-            state,
-            models=dict.fromkeys(sorted(set(groups.values())), shared),
-            groups=groups,
-            reference=shared,
-            centres=updates.centres(groups),
-        )
+        return form_groups(state, updates, updates.divide(self.grouping, self.clusters))
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the group's model, then the personal one; or send the update of one epoch."""

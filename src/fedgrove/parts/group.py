@@ -7,8 +7,8 @@ library numbers them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -241,24 +241,41 @@ def nearest(vector: Tensor, centres: Mapping[int, Tensor]) -> int:
     return list(centres)[int(distances.argmin())]
 
 
-class GroupedState(Protocol):
-    """What a method's state knows of its groups."""
+@dataclass(frozen=True, kw_only=True)
+class GroupedState:
+    """A method's state: one model at first, and one for each group once clients are grouped."""
 
-    @property
-    def round(self) -> int:
-        """Rounds completed by a method with groups."""
+    round: int = 0
+    clients: tuple[int, ...]
+    """Those who report when the groups are formed: all, or a sample of many."""
+    models: dict[int, Tree]
+    """By group; before the clustering there is one model for all, under 0."""
+    groups: dict[int, int] = field(default_factory=dict)
+    """By client; empty before the clustering."""
+    reference: Tree
+    """The model from which the updates were made that clients were grouped by."""
+    centres: dict[int, Tensor] = field(default_factory=dict)
+    """By group: its mean update in the clustering, where late joiners find their group."""
+    joined: int = -1
+    """The last round before which clients outside that sample joined a group."""
 
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """The clients that formed the groups: all, or a sample of many."""
 
-    @property
-    def groups(self) -> Mapping[int, int]:
-        """By client; empty before the groups are formed."""
+State = TypeVar("State", bound=GroupedState)
 
-    @property
-    def joined(self) -> int:
-        """The last round before which clients joined a group in a separate exchange."""
+
+def form_groups(state: State, updates: Updates, groups: Mapping[int, int]) -> State:
+    """Divide the clients of one model by their updates; every group starts at that model.
+
+    The round stays as it is.
+    """
+    shared = state.models[0]
+    return replace(
+        state,
+        models=dict.fromkeys(sorted(set(groups.values())), shared),
+        groups=dict(groups),
+        reference=shared,
+        centres=updates.centres(groups),
+    )
 
 
 def joining_before_round(state: GroupedState, clients: Iterable[int]) -> list[int]:

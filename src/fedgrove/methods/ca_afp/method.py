@@ -37,7 +37,7 @@ Differs from the paper where that is silent or contradicts itself: docs/papers/c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,9 +59,11 @@ from ...parts.common import CommonParts
 from ...parts.group import (
     AverageLinkage,
     Bipartition,
+    GroupedState,
     GroupMeans,
     Updates,
     flatten_update,
+    form_groups,
     joining_before_round,
     nearest,
 )
@@ -69,7 +71,7 @@ from ...parts.local import for_epochs
 from ...parts.mask import prune, regrow, weights_to_prune
 from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes, send_model
-from ...trees import Mask, Tree
+from ...trees import Mask
 from .client import (
     expected_update,
     measure_gradient,
@@ -85,28 +87,18 @@ from .phases import Churn, Clock, Phase, Phases, are_phases, phase_lengths
 from .score import Blend
 
 
-@dataclass(frozen=True)
-class State:
-    """Group models and masks, who is in which group, and the evidence since the last step."""
+@dataclass(frozen=True, kw_only=True)
+class State(GroupedState):
+    """Group models and masks, who is in which group, and the evidence since the last step.
 
-    round: int
+    The reference is the model at the end of the warm-up, w_ref.
+    """
+
     phases: tuple[int, int, int]
-    clients: tuple[int, ...]
-    """Those who report when the groups are formed: all, or a sample of many."""
     prunable: tuple[str, ...]
-    models: dict[int, Tree]
-    """By group; before the clustering there is one model for all, under 0."""
-    masks: dict[int, Mask]
+    masks: dict[int, Mask] = field(default_factory=dict)
     """By group; a group without a mask is dense."""
-    groups: dict[int, int]
-    """By client; empty before the clustering."""
-    reference: Tree
-    """The model at the end of the warm-up, w_ref."""
-    centres: dict[int, Tensor]
-    """By group: its mean update in the clustering, where late joiners find their group."""
-    evidence: dict[int, Sums]
-    joined: int = -1
-    """The last round before which clients outside that sample joined a group."""
+    evidence: dict[int, Sums] = field(default_factory=dict)
 
 
 # ---- the method ----------------------------------------------------------------------------------
@@ -204,16 +196,11 @@ class CAAFP(CommonParts):
     def init(self, setup: Setup) -> State:
         """One dense model for all (Alg. 1, line 3)."""
         return State(
-            round=0,
             phases=self.lengths(setup.rounds),
             clients=setup.some_clients(self.ask),
             prunable=weights_to_prune(setup.layout, self.density),
             models={0: setup.params},
-            masks={},
-            groups={},
             reference=setup.params,
-            centres={},
-            evidence={},
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -357,8 +344,7 @@ class CAAFP(CommonParts):
             if uses_evidence and report.of in updates.whole:
                 signs[report.of] = report.give["evidence"].values["scores.signs"]
         groups = updates.divide(self.grouping, self.clusters)
-        reference = state.models[0]
-        weights = trees.flatten(trees.pick(reference, state.prunable))
+        weights = prunable_weights(state, 0)
         # The updates are the group's first evidence: they gather around 0 instead of a model.
         no_update = torch.zeros_like(weights)
         all_active = torch.ones_like(weights).bool()
@@ -371,14 +357,8 @@ class CAAFP(CommonParts):
             # An update starts with the prunable weights: see send_update.
             prunable_update = updates.whole[client][: len(weights)]
             gathered[group].add(prunable_update, {"scores.signs": signs[client]})
-        return replace(
-            state,
-            groups=groups,
-            reference=reference,
-            centres=updates.centres(groups),
-            models=dict.fromkeys(sorted(set(groups.values())), reference),
-            evidence={group: sums.since({}) for group, sums in gathered.items()},
-        )
+        evidence = {group: sums.since({}) for group, sums in gathered.items()}
+        return replace(form_groups(state, updates, groups), evidence=evidence)
 
     def _prune_if_due(self, state: State) -> State:
         """The pruning step of every group, if the next round has one (Alg. 1, lines 44-57)."""
