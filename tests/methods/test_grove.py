@@ -253,8 +253,8 @@ def test_both_sides_know_what_a_client_holds(
             mask = mask_of(method, state, client) or {}
             if server == "views":
                 model = state.models[group]
-                expected = client_views.next_view(
-                    state.client_views, client, model, 0.1, mask or None
+                expected = client_views.received(
+                    state.client_views, client, group, model, 0.1, mask or None
                 )
             else:
                 expected = trees.apply_mask(state.client_views.published.models[group], mask)

@@ -26,13 +26,23 @@ def test_a_view_by_hand() -> None:
     model = {"w": torch.tensor([3.0, 4.0, -4.0, 1.0])}
     packet = client_views.packets(held, 7, ALL, model, 0.5, None, {})["change"]
     assert packet.values["w"].tolist() == [2.5, 2.5, 0.0, 0.0]
-    assert client_views.next_view(held, 7, model, 0.5, None)["w"].tolist() == [3.5, 3.5, -4.0, 1.0]
+    assert client_views.received(held, 7, 0, model, 0.5, None)["w"].tolist() == [
+        3.5,
+        3.5,
+        -4.0,
+        1.0,
+    ]
     # Under a mask that keeps the last two: the share is of these, and the rest is gone.
     mask = {"w": torch.tensor([False, False, True, True])}
     other = {"w": torch.tensor([3.0, 4.0, -6.0, 2.0])}
     packet = client_views.packets(held, 7, ALL, other, 0.5, mask, {})["change"]
     assert packet.values["w"].tolist() == [0.0, 0.0, -2.0, 0.0]
-    assert client_views.next_view(held, 7, other, 0.5, mask)["w"].tolist() == [0.0, 0.0, -6.0, 1.0]
+    assert client_views.received(held, 7, 0, other, 0.5, mask)["w"].tolist() == [
+        0.0,
+        0.0,
+        -6.0,
+        1.0,
+    ]
 
 
 def test_what_was_made_for_a_client_is_noted_only_as_it_was_made() -> None:
@@ -52,7 +62,7 @@ def test_what_was_made_for_a_client_is_noted_only_as_it_was_made() -> None:
         (model, 0.5, None, [3.0, 3.0, 0.0, 0.0]),
     ):
         client_views.packets(held, 7, ALL, model, 0.5, None, {}, will_report=True)
-        assert client_views.next_view(held, 7, shown, share, kept)["w"].tolist() == expected
+        assert client_views.received(held, 7, 0, shown, share, kept)["w"].tolist() == expected
         assert not held.sent
     # Scoring a client leaves nothing behind.
     client_views.packets(held, 7, ALL, model, 0.5, None, {})

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ... import trees
 from ...channels.find_groups import find_groups, make_channel_mask
@@ -175,14 +174,10 @@ class GroveClient:
             if share is None:
                 share = float(carry["settings"]["up"])
             left = client.memory.get("left")
-            if left is None:
-                owed = trees.map(torch.clone, step)
-            else:
-                owed = trees.map(torch.add, step, left)
+            owed = step if left is None else trees.map(torch.add, step, left)
             owed = trees.apply_mask(owed, mask or {})
             sent = coded(share, owed, mask)
-            # In place: to allocate memory takes longer than the difference. `owed` is a copy here.
-            memory["left"] = trees.map(Tensor.sub_, owed, sent)
+            memory["left"] = trees.sub(owed, sent)
             give["change"] = make_masked_packet(sent, mask)
         if names:
             give["statistics"] = Packet(trees.pick(carry["local"], names))

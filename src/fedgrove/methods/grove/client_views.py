@@ -96,7 +96,7 @@ def packets(
     """Grove: what brings a client nearer to its group's model, under the mask of its channels.
 
     ``known`` has the sums of missed updates that were made for other clients. For a client that
-    ``will_report``, :func:`next_view` needs the change again: it is remembered.
+    ``will_report``, :func:`received` needs the change again: it is remembered.
     """
     if views.published is None:
         change = _change(views, client, model, share, mask)
@@ -133,10 +133,12 @@ def receive(carry: Carry, start: Mapping[str, Tensor]) -> tuple[Tree, Carry]:
 # ---- what is noted -------------------------------------------------------------------------------
 
 
-def next_view(
-    views: ClientViews, client: int, model: Tree, share: float, mask: Mask | None
+def received(
+    views: ClientViews, client: int, group: int, model: Tree, share: float, mask: Mask | None
 ) -> Tree:
-    """Grove: the server's view of a client's model after it received :func:`packets`."""
+    """Grove: the model that a client has after it received :func:`packets`; the next view of it."""
+    if views.published is not None:
+        return trees.apply_mask(views.published.models[group], mask or {})
     before = _view(views, client)
     change = _change(views, client, model, share, mask)
     # A cohort may be large, but the change of new clients is one for all of them.

@@ -69,11 +69,10 @@ from ...parts.device_widths import narrow_clients
 from ...parts.group import MAX_UPDATE_BYTES
 from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes
-from ...trees import Mask, Tree
+from ...trees import Tree
 from ...wire.codec import Bitmap, Smallest
 from ..stc.versions import bytes_of
 from . import byte_budget, client_views
-from .channel_masks import ChannelMasks
 from .client import GroveClient
 from .head_evidence import (
     EVIDENCE,
@@ -84,7 +83,7 @@ from .head_evidence import (
     unlike_others,
 )
 from .stability import HeldOutGroups
-from .state import GroupRound, State, add_merits
+from .state import ChannelMasks, GroupRound, State, add_merits
 
 ALL = 0
 """The one group before groups are found; afterwards the group of clients that have none yet."""
@@ -324,17 +323,19 @@ class Grove(CommonParts):
         for report in reports:
             group = state.groups.get(report.of, ALL)
             mask = masks.of(group, state.narrow.get(report.of, 1.0))
-            if has_views:
-                new_views[report.of] = client_views.next_view(
-                    state.client_views, report.of, state.models[group], state.down, mask
+            began: Tree = {}
+            if self.codes_down:
+                began = client_views.received(
+                    state.client_views, report.of, group, state.models[group], state.down, mask
                 )
+            if has_views:
+                new_views[report.of] = began
             # Not of networks without a head: they have one group.
             if "evidence" in report.give:
                 heads[report.of] = report.give["evidence"].values["scores.head"].float()
             if group not in by_group:
                 by_group[group] = GroupRound(self.mean.start(self._before(state, group)))
-            given = self._given(state, report, new_views.get(report.of), mask)
-            by_group[group].mean.add(given, report.examples, mask)
+            by_group[group].mean.add(self._given(report, began), report.examples, mask)
             by_group[group].clients.append(report.of)
             if "better" in report.metrics:
                 # No client claims a larger vote than its weight in the mean.
@@ -367,7 +368,7 @@ class Grove(CommonParts):
         unlike = unlike_others(dict(sorted(heads.items())))
         return self._thin_if_due(self._divided(after, unlike))
 
-    def _given(self, state: State, report: Report, view: Tree | None, mask: Mask | None) -> Tree:
+    def _given(self, report: Report, began: Tree) -> Tree:
         """What counts in the mean: an update where anything is coded, or else the model."""
         given: Tree = {}
         for name, packet in report.give.items():
@@ -375,14 +376,8 @@ class Grove(CommonParts):
                 given |= packet.values
         if self.codes_up or not self.codes_down:
             return given
-        # A whole model that was trained from the client's view, which lags behind its group's:
+        # A whole model that was trained from what the client had, which lags behind its group's:
         # what counts is how it moved from there.
-        began = view
-        if began is None:
-            published = state.client_views.published
-            assert published is not None, "the server knows views, or versions"
-            group = state.groups.get(report.of, ALL)
-            began = trees.apply_mask(published.models[group], mask or {})
         return {**given, **trees.sub(trees.pick(given, began), began)}
 
     def _before(self, state: State, group: int) -> Tree:
