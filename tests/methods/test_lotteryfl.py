@@ -94,6 +94,12 @@ def test_it_prunes_within_its_ticket_and_no_further_than_its_density() -> None:
     assert torch.equal(carry["ticket.mask"]["weight"], kept(0, 3, 4))
 
 
+def test_the_share_is_of_the_weights_in_use() -> None:
+    """Of 4 weights in use .6 are 2.4: those of -1 and 3 go. Of all 5 weights it would be 3."""
+    carry = drawn(LotteryFL(density=0.2, rate=0.6, threshold=0.0), 0.0, kept(0, 1, 3, 4))
+    assert torch.equal(carry["ticket.mask"]["weight"], kept(0, 3))
+
+
 def test_a_share_below_one_weight_is_one_weight() -> None:
     """A tenth of 3 rounds to 0, and the density would never be reached."""
     carry = drawn(LotteryFL(density=0.2, rate=0.1, threshold=0.0), 0.0, kept(0, 3, 4))
