@@ -10,11 +10,14 @@ import pytest
 import fedgrove
 from fedgrove import core, renamed
 
+MODULES = renamed.read_tables()["modules"]
+NAMES = renamed.read_tables()["names"]
 
-@pytest.mark.parametrize("old", sorted(renamed.MODULES))
+
+@pytest.mark.parametrize("old", sorted(MODULES))
 def test_modules_are_found_under_their_old_names(old: str) -> None:
     sys.modules.pop(old, None)
-    homes = renamed.MODULES[old]
+    homes = MODULES[old]
     if isinstance(homes, str):
         homes = (homes,)
     with pytest.warns(DeprecationWarning, match=f"{old} is now {' and '.join(homes)}"):
@@ -38,11 +41,11 @@ def test_modules_are_found_under_their_old_names(old: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "old"), [(module, old) for module, names in renamed.NAMES.items() for old in names]
+    ("module", "old"), [(module, old) for module, names in NAMES.items() for old in names]
 )
 def test_old_names_in_a_module(module: str, old: str) -> None:
     there = importlib.import_module(module)
-    home, _, new = renamed.NAMES[module][old].rpartition(".")
+    home, _, new = NAMES[module][old].rpartition(".")
     home = home or module
     with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {home}.{new}"):
         assert getattr(there, old) is getattr(importlib.import_module(home), new)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .renamed import NAMES, find_old_modules, find_renamed
+from .renamed import find_old_modules, find_renamed, read_tables
 
 if TYPE_CHECKING:
     from . import data, engines, methods, nets, parts, trees
@@ -117,7 +117,7 @@ find_old_modules()
 def __getattr__(name: str) -> Any:
     # Lazy names cannot be plain imports: a module's own __getattr__ is called only for names that
     # it does not have yet.
-    if name in NAMES["fedgrove.core"]:
+    if name in read_tables()["names"]["fedgrove.core"]:
         importlib.import_module(".core", __name__)
         return find_renamed(f"{__name__}.core", name)
     if name not in __all__:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..renamed import STATE_FIELDS
+from ..renamed import read_tables
 from ..trees import Tree
 from .files import damaged, is_plain_name, read_sealed, seal_json
 from .memory import Memory, memory_file_name, write_named_tree
@@ -127,7 +127,8 @@ def state_from_json(
         # A new mapping each time: a change of one must not change another.
         return dict(read(body))
     if kind == "fields":
-        body = {STATE_FIELDS.get(name, name): value for name, value in body.items()}
+        new_names = read_tables()["state_fields"]
+        body = {new_names.get(name, name): value for name, value in body.items()}
         _check_fields(body, like)
         fields = {}
         for name, value in body.items():
