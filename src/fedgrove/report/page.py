@@ -111,7 +111,7 @@ def _begins_with(path: Path, mark: str) -> bool:
 
 
 def render(template: str, values: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
-    """Return an HTML template of ``folder`` filled in with values, which are escaped."""
+    """Return a template of ``folder`` filled in with values, which are escaped in HTML."""
     return _environment(folder).get_template(template).render(values)
 
 
@@ -130,13 +130,14 @@ def _environment(folder: Path) -> Environment:
     )
     environment.filters |= {
         "units": keep_units,
+        "markdown": escape_markdown,
         "bytes": format_bytes,
         "kilobytes": format_kilobytes,
         "number": format_number,
         "percent": format_percent,
         "duration": format_duration,
         "at": "{:.1f}".format,
-        "quote": shlex.quote,
+        "quote": lambda value: shlex.quote(str(value)),
     }
     environment.tests["finite"] = is_finite
     environment.globals["colours"] = COLOURS
@@ -163,6 +164,15 @@ def keep_units(text: str) -> str:
     # As str: Markup would escape what the replacement inserts.
     escaped = str(escape(text))
     return Markup(UNIT.sub(r"\1&nbsp;\2", escaped).replace("± ", "±&nbsp;"))
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return a text that people wrote as Markdown which shows it and nothing else.
+
+    >>> print(escape_markdown("<b>walk_fast</b>"))
+    \<b>walk_fast\</b>
+    """
+    return re.sub(r"([\\`*<\[&])", r"\\\1", " ".join(text.split()))
 
 
 class Page:
