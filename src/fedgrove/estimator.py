@@ -1,18 +1,17 @@
 """Estimators with the interface of scikit-learn: fit, predict and score over a federation.
 
 They work with ``clone``, pipelines and searches of scikit-learn: parameters are stored unchanged,
-``get_params`` and ``set_params`` return and change them, and attributes that ``fit`` sets end with
-an underscore.
+and attributes that ``fit`` sets end with an underscore.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from torch import nn
 
 from . import api
@@ -25,11 +24,8 @@ from .runs.model import Model, client_number, r2
 from .runs.result import Result
 
 
-class _Federated:
+class _Federated(BaseEstimator):  # type: ignore[misc]
     """What both estimators have: parameters, a fit on arrays with groups, and the run it left."""
-
-    _kind: ClassVar[str]
-    """What scikit-learn calls it."""
 
     def __init__(
         self,
@@ -75,100 +71,25 @@ class _Federated:
         self.out = out
         self.progress = progress
 
-    # ---- parameters, as scikit-learn's clone wants them ------------------------------------------
-
-    @classmethod
-    def _names(cls) -> list[str]:
-        parameters = inspect.signature(cls.__init__).parameters
-        return [name for name in parameters if name != "self"]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """What it was made with; ``deep`` changes nothing, as no parameter is an estimator."""
-        return {name: getattr(self, name) for name in self._names()}
-
     def set_params(self, **params: Any) -> Self:
-        """Change what it was made with; the next ``fit`` goes by it."""
-        for name, value in params.items():
-            if name not in self._names():
-                raise unknown(f"parameter of {type(self).__name__}", name, self._names())
-            setattr(self, name, value)
+        """Change what it was made with; the next ``fit`` uses it."""
+        names = self._get_param_names()
+        for name in params:
+            if name not in names:
+                raise unknown(f"parameter of {type(self).__name__}", name, names)
+        super().set_params(**params)
         return self
-
-    def __repr__(self) -> str:
-        defaults = inspect.signature(type(self).__init__).parameters
-        changed = []
-        for name, value in self.get_params().items():
-            default = defaults[name].default
-            if value is not default and value != default:
-                changed.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(changed)})"
-
-    @property
-    def _estimator_type(self) -> str:
-        """How older versions of scikit-learn tell classifiers from regressors."""
-        return self._kind
-
-    def __sklearn_tags__(self) -> Any:
-        """How newer ones do; only they call it, so scikit-learn is there."""
-        from sklearn.utils import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
-            ClassifierTags,
-            InputTags,
-            RegressorTags,
-            Tags,
-            TargetTags,
-        )
-
-        is_classifier = self._kind == "classifier"
-        return Tags(
-            estimator_type=self._kind,
-            target_tags=TargetTags(required=True),
-            classifier_tags=ClassifierTags() if is_classifier else None,
-            regressor_tags=None if is_classifier else RegressorTags(),
-            input_tags=InputTags(three_d_array=True),
-        )
 
     # ---- fit -------------------------------------------------------------------------------------
 
     def _fit(self, x: Any, y: Array, groups: Any, block: Any) -> Self:
         """Run the federation; ``y`` is in the type that says what it is."""
-        owners = None if groups is None else np.asarray(groups)
-        if owners is not None:
-            check(
-                owners.shape == (len(y),),
-                "groups",
-                f"of shape {owners.shape}",
-                f"the client of each of the {len(y)} examples",
-            )
-            if owners.dtype.kind == "O":
-                # Names in a DataFrame's column are objects.
-                owners = owners.astype(str)
-        federation = from_arrays(
-            np.asarray(x),
-            y,
-            owners,
-            block=block,
-            clients=self.clients,
-            validation=self.validation,
-            standardise=self.standardise,
-            seed=self.seed,
-        )
-        self.result_: Result = api.run(
-            self.method,
-            data=federation,
-            net=self.net,
-            cohort=self.cohort,
-            rounds=self.rounds,
-            epochs=self.epochs,
-            batch=self.batch,
-            lr=self.lr,
-            finetune=(self.finetune,),
-            seed=self.seed,
-            set=self.set or (),
-            engine=self.engine,
-            device=self.device,
-            out=self.out,
-            progress=self.progress,
-        )
+        owners = None if groups is None else _read_groups(groups, len(y))
+        options = self.get_params(deep=False)
+        division = {name: options.pop(name) for name in ("clients", "validation", "standardise")}
+        federation = from_arrays(np.asarray(x), y, owners, block=block, seed=self.seed, **division)
+        options |= {"finetune": (self.finetune,), "set": self.set or ()}
+        self.result_: Result = api.run(data=federation, **options)
         rows = self.result_.clients()
         self.groups_: dict[int, str] = {row["client"]: row["name"] for row in rows}
         self.n_features_in_: int = int(federation.shape[0])
@@ -195,25 +116,28 @@ class _Federated:
         rows = np.asarray(x)
         if groups is None:
             return np.asarray(getattr(self._model(None), ask)(rows))
-        owners = np.asarray(groups)
-        check(
-            owners.shape == (len(rows),),
-            "groups",
-            f"of shape {owners.shape}",
-            f"the client of each of the {len(rows)} examples",
-        )
+        owners = _read_groups(groups, len(rows)).astype(str)
         answers: list[Any] = [None] * len(rows)
-        for owner in np.unique(owners.astype(str)):
-            mine = np.flatnonzero(owners.astype(str) == owner)
+        for owner in np.unique(owners):
+            mine = np.flatnonzero(owners == owner)
             client = client_number(str(owner), self.groups_, "the federation")
-            for place, answer in zip(
-                mine, getattr(self._model(client), ask)(rows[mine]), strict=True
-            ):
+            own_answers = getattr(self._model(client), ask)(rows[mine])
+            for place, answer in zip(mine, own_answers, strict=True):
                 answers[place] = answer
         return np.asarray(answers)
 
 
-class FederatedClassifier(_Federated):
+def _read_groups(groups: Any, examples: int) -> Array:
+    """Return the client of each example; names are text."""
+    owners = np.asarray(groups)
+    given = f"of shape {owners.shape}"
+    allowed = f"the client of each of the {examples} examples"
+    check(owners.shape == (examples,), "groups", given, allowed)
+    # Names in a DataFrame's column are objects.
+    return owners.astype(str) if owners.dtype.kind == "O" else owners
+
+
+class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     """Classes of examples that belong to clients, by any method.
 
     ``fit(X, y, groups=clients)`` trains a federation whose clients are the groups; without groups
@@ -231,8 +155,6 @@ class FederatedClassifier(_Federated):
     >>> model.score(x, y) > 0.8
     True
     """
-
-    _kind = "classifier"
 
     def fit(self, X: Any, y: Any, groups: Any = None, *, block: Any = None) -> Self:
         """Train; ``groups`` names the client of each example, ``block`` what belongs together."""
@@ -266,10 +188,8 @@ class FederatedClassifier(_Federated):
         return float((self.predict(X, groups) == np.asarray(y)).mean())
 
 
-class FederatedRegressor(_Federated):
+class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
     """Numbers for examples that belong to clients; otherwise as :class:`FederatedClassifier`."""
-
-    _kind = "regressor"
 
     def fit(self, X: Any, y: Any, groups: Any = None, *, block: Any = None) -> Self:
         """Train; ``groups`` names the client of each example, ``block`` what belongs together."""
