@@ -26,6 +26,7 @@ from fedgrove.choosing.choose import Choice
 from fedgrove.choosing.decision import Trial, select_promising
 from fedgrove.cli import main
 from fedgrove.errors import InputError
+from fedgrove.report.tables import Scores
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.scoring import spread
 
@@ -277,7 +278,7 @@ def test_what_the_sentence_says() -> None:
         budget = 8e6
 
     asked: Any = Asked()
-    far = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.6, 3e6)], True)
+    far = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.6, 3e6)], Scores())
     assert far.startswith("Take a: 81.0 % on validation data after 10 of 40 rounds; a client sends")
     assert "of a budget of 8 MB" in far
     assert "20.0 ± 0.0 points ahead of b" in far
@@ -286,13 +287,13 @@ def test_what_the_sentence_says() -> None:
     one_seed = [
         replace(t, clients={k: v for k, v in t.clients.items() if not k[0]}) for t in one_seed
     ]
-    sure = sentence(asked, one_seed, True)
+    sure = sentence(asked, one_seed, Scores())
     assert "20.0 ± 0.0 points ahead of b (paired over 3 clients of one seed); one seed: not" in sure
     assert "clear" not in sure
-    near = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.8, 1e5)], True)
+    near = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.8, 1e5)], Scores())
     assert "either may be the better" in near
     assert "b is within the noise of it and takes 100 kB" in near
-    rising = sentence(asked, [made("a", 0.8, 1), made("b", 0.7, 1, 5, 0.6)], True)
+    rising = sentence(asked, [made("a", 0.8, 1), made("b", 0.7, 1, 5, 0.6)], Scores())
     assert "b was still gaining when its trial ended" in rising
     assert select_promising([made("a", 0.8, 1), made("b", 0.7, 1)], 40) == ["a", "b"]
 

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .. import methods
+from ..config.grid import plain
 from ..errors import FolderWarning
 from ..report.comparison_report import ComparedRun, make_comparison_report
 from ..report.seed_averages import strip_seed
-from ..report.tables import format_duration, format_kilobytes
-from ..report.terminal import Column, print_table, print_text
+from ..report.tables import Scores, format_duration, format_kilobytes, or_dash
+from ..report.terminal import Column, print_rows, print_text
 from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.result import Failure, Result
 from ..runs.scoring import spread
 from .candidates import RESERVE, count, size
-from .decision import Margin, Trial, measure_margin, predict_full_score
+from .decision import Margin, Trial, average_validation, measure_margin, predict_full_score
 
 if TYPE_CHECKING:
     from .choose import ChoicePlan
-
-
-class ScoreFormat(NamedTuple):
-    """How scores of one kind are written."""
-
-    factor: int
-    digits: str
-    lead_digits: str
-    percent: str
-    """Stands after a score."""
-    points: str
-    """Stands after a difference of two scores: of percents it is in points, not in percent."""
-
-    def write(self, score: float) -> str:
-        """Format a candidate's score without its unit, for a cell of a table."""
-        return f"{self.factor * score:{self.digits}}"
-
-
-SHARES = ScoreFormat(100, ".1f", ".1f", " %", " points")
-NUMBERS = ScoreFormat(1, ".4g", ".3g", "", "")
-
-
-def choose_format(is_share: bool) -> ScoreFormat:
-    """Return how to format the scores of a choice: in percent, or as they are."""
-    if is_share:
-        return SHARES
-    return NUMBERS
 
 
 # ---- what was found ------------------------------------------------------------------------------
@@ -64,23 +37,36 @@ def describe_choice(
 ) -> dict[str, Any]:
     """Return the content of choice.json; the first ``judged`` trials are of all seeds."""
     pick = trials[0]
-    metric, is_share = _metric(planned)
+    scores = _metric(planned)
     final = trials[:judged]
     return {
         "pick": pick.method,
         "label": methods.label_of(pick.method),
         "epochs": pick.epochs,
-        "metric": metric,
-        "share": is_share,
+        "metric": scores.metric,
+        "share": scores.share,
         "budget": planned.budget,
         "full_rounds": planned.rounds,
         "trial_rounds": planned.trial,
-        "sentence": sentence(planned, final, is_share),
+        "sentence": sentence(planned, final, scores),
         "command": command(planned, pick),
         "rows": [_row(trial, i < judged, planned) for i, trial in enumerate(trials)],
         "left_out": dict(left_out),
         "cost": dict(cost),
     }
+
+
+def _scores(found: Mapping[str, Any]) -> Scores:
+    """Return the metric of a choice, which formats its scores."""
+    return Scores(found["metric"], share=found["share"])
+
+
+def _format_gap(scores: Scores, gap: float, error: float | None, digits: str) -> str:
+    """Format the difference of two scores; of percents it is in points, not in percent."""
+    text = f"{scores.factor * gap:{digits}}"
+    if error is not None:
+        text += f" ± {scores.factor * error:{digits}}"
+    return f"{text} points" if scores.share else text
 
 
 def describe_plan(planned: ChoicePlan) -> dict[str, Any]:
@@ -94,15 +80,12 @@ def describe_plan(planned: ChoicePlan) -> dict[str, Any]:
     }
 
 
-def _metric(planned: ChoicePlan) -> tuple[str, bool]:
+def _metric(planned: ChoicePlan) -> Scores:
     problem: Any = planned.federations.of(planned.base).problem
     tasks = getattr(problem, "tasks", None)
-    if tasks is None:
-        metric = problem.metric
-    else:
-        # All tasks have the same metric: other mixtures were refused before the trials.
-        metric = tasks[0].problem.metric
-    return metric.name, bool(metric.describe()["share"])
+    # All tasks have the same metric: other mixtures were refused before the trials.
+    metric = problem.metric if tasks is None else tasks[0].problem.metric
+    return Scores(**metric.describe())
 
 
 def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
@@ -123,11 +106,10 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
     }
 
 
-def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str:
+def sentence(planned: ChoicePlan, final: Sequence[Trial], scores: Scores) -> str:
     """Explain the choice: which method, why, by how much it is ahead, and how certain that is."""
     pick = final[0]
-    style = choose_format(is_share)
-    score = f"{style.write(pick.score)}{style.percent}"
+    score = f"{scores.format(pick.score, 1)}{scores.percent}"
     tuning = ""
     if pick.epochs:
         tuning = f" with {count(pick.epochs, 'epoch')} of fine-tuning on the device"
@@ -141,7 +123,7 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str
         f"of {count(planned.rounds, 'round')}{spent}."
     ]
     if len(final) > 1:
-        parts.append(_explain_lead(measure_margin(pick, final[1]), final[1].method, style))
+        parts.append(_explain_lead(measure_margin(pick, final[1]), final[1].method, scores))
     cheaper = _find_cheaper(final)
     if cheaper is not None:
         parts.append(
@@ -157,15 +139,11 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str
     return " ".join(parts)
 
 
-def _explain_lead(lead: Margin, other: str, style: ScoreFormat) -> str:
-    digits = style.lead_digits
-    error = ""
-    if lead.error is not None:
-        error = f" ± {style.factor * lead.error:{digits}}"
+def _explain_lead(lead: Margin, other: str, scores: Scores) -> str:
+    ahead = _format_gap(scores, lead.lead, lead.error, ".1f" if scores.share else ".3g")
     seeds = f"all seeds; ahead on {lead.seeds_ahead} of {lead.seeds}"
     if lead.is_one_seed:
         seeds = "one seed"
-    ahead = f"{style.factor * lead.lead:{digits}}{error}{style.points}"
     measured = (
         f"It is {ahead} ahead of {other} (paired over {count(lead.clients, 'client')} of {seeds})"
     )
@@ -203,17 +181,6 @@ def _find_rising(final: Sequence[Trial], full_rounds: int) -> Trial | None:
     if ahead > 0:
         return furthest
     return None
-
-
-def plain(value: Any) -> Any:
-    """Return a value as choice.json has it; for an object made in Python, its type."""
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, Path):
-        return str(value)
-    return f"<{type(value).__name__}>"
 
 
 def command(planned: ChoicePlan, pick: Trial) -> str:
@@ -284,7 +251,7 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
         )
         _print_left_out(found["left_out"])
         return
-    print_table(_columns(found), [_cells(row, found) for row in found["rows"]], None, "--json")
+    print_rows([_cells(row, found) for row in found["rows"]])
     length = count(found["trial_rounds"], "round")
     print_text(
         f"scores: {found['metric']} on validation data after {length}, "
@@ -327,76 +294,45 @@ def _print_left_out(left_out: Mapping[str, str]) -> None:
         print_text(f"- {', '.join(names)}: {why}")
 
 
-def _columns(found: Mapping[str, Any]) -> list[Column]:
-    # A line of its own keeps the column narrow.
-    percent = choose_format(found["share"]).percent.replace(" ", "\n")
-    columns = [
-        Column("method", is_name=True),
-        Column("seeds", 1),
-        Column("tuned\nepochs", 2),
-        Column(f"{found['metric']}{percent}"),
-        Column("worst\ntenth"),
-        Column("bytes of\na client"),
-        Column("model\nkB", 3),
-        Column("seconds", 4),
-    ]
-    if found["budget"] is not None:
-        columns.insert(6, Column("of the\nbudget", 1))
-    return columns
-
-
-def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[Column, str]:
+    scores = _scores(found)
+    # The unit on a line of its own keeps the column narrow.
+    percent = scores.percent.replace(" ", "\n")
     name = row["method"]
     if name == found["pick"]:
         name = f"{name} *"
-    # Models that cannot be exported have no size.
-    kilobytes = "-"
-    if row["model_bytes"] is not None:
-        kilobytes = format_kilobytes(row["model_bytes"])
-    style = choose_format(found["share"])
-    cells = [
-        name,
-        str(len(row["seeds"])),
-        str(row["epochs"]),
-        style.write(row["score"]),
-        style.write(row["worst_tenth"]),
-        size(row["bytes_each"]),
-        kilobytes,
-        f"{row['seconds']:.1f}",
-    ]
+    cells = {
+        Column("method", is_name=True): name,
+        Column("seeds", 1): str(len(row["seeds"])),
+        Column("tuned\nepochs", 2): str(row["epochs"]),
+        Column(f"{scores.metric}{percent}"): scores.format(row["score"], 1),
+        Column("worst\ntenth"): scores.format(row["worst_tenth"], 1),
+        Column("bytes of\na client"): size(row["bytes_each"]),
+    }
     if found["budget"] is not None:
-        cells.insert(6, f"{100 * row['bytes_each'] / found['budget']:.3g} %")
+        share = 100 * row["bytes_each"] / found["budget"]
+        cells[Column("of the\nbudget", 1)] = f"{share:.3g} %"
+    # Models that cannot be exported have no size.
+    cells[Column("model\nkB", 3)] = or_dash(row["model_bytes"], format_kilobytes)
+    cells[Column("seconds", 4)] = f"{row['seconds']:.1f}"
     return cells
 
 
 def _print_hindsight(found: Mapping[str, Any]) -> None:
     back = found["hindsight"]
-    style = choose_format(found["share"])
-    columns = [
-        Column("in full, on test data", is_name=True),
-        Column("tuned\nepochs"),
-        Column(f"{found['metric']}{style.percent}"),
-        Column("bytes of\na client"),
-    ]
-    has_budget = found["budget"] is not None
-    if has_budget:
-        columns.append(Column("within\nbudget", 1))
+    scores = _scores(found)
     rows = []
     for row in back["rows"]:
-        cells = [
-            row["method"],
-            str(row["epochs"]),
-            style.write(row["test"]),
-            size(row["bytes_each"]),
-        ]
-        if has_budget:
-            answer = "no"
-            if row["within_budget"]:
-                answer = "yes"
-            cells.append(answer)
+        cells = {
+            Column("in full, on test data", is_name=True): row["method"],
+            Column("tuned\nepochs"): str(row["epochs"]),
+            Column(scores.name): scores.format(row["test"], 1),
+            Column("bytes of\na client"): size(row["bytes_each"]),
+        }
+        if found["budget"] is not None:
+            cells[Column("within\nbudget", 1)] = "yes" if row["within_budget"] else "no"
         rows.append(cells)
-    if rows:
-        print_table(columns, rows)
+    print_rows(rows)
     for name, why in back.get("failed", {}).items():
         print_text(f"{name} failed in full: {why}")
     print_text(explain_hindsight(found))
@@ -409,20 +345,14 @@ def explain_hindsight(found: Mapping[str, Any]) -> str:
         return "None of them could be finished in full."
     if "best" not in back:
         return "None of them was within the budget in full."
-    style = choose_format(found["share"])
-    percent = style.percent
+    scores = _scores(found)
     if "behind" not in back:
         return (
             f"How good the choice, {back['pick']}, was cannot be said. Of those that were finished "
             f"on all seeds {back['best']} was the best: "
-            f"{style.write(back['best_test'])}{percent}."
+            f"{scores.format(back['best_test'], 1)}{scores.percent}."
         )
-    factor = style.factor
-    # One seed has no spread.
-    error = ""
-    if back["behind_error"] is not None:
-        error = f" ± {factor * back['behind_error']:.2g}"
-    gap = f"{factor * abs(back['behind']):.2g}{error}{style.points}"
+    gap = _format_gap(scores, abs(back["behind"]), back["behind_error"], ".2g")
     if back["behind"] > 0:
         judged = f", {gap} behind the best in hindsight, {back['best']}"
     elif back["behind"] < 0:
@@ -435,30 +365,11 @@ def explain_hindsight(found: Mapping[str, Any]) -> str:
         share = found["cost"]["seconds"] / back["seconds"]
         spent = format_duration(back["seconds"])
         took = f"; finding it took {100 * share:.0f} % of the {spent} of all in full"
-    return (
-        f"The choice was {back['pick']}: {style.write(back['pick_test'])}{percent} in full"
-        f"{judged}{took}."
-    )
+    picked = f"{scores.format(back['pick_test'], 1)}{scores.percent}"
+    return f"The choice was {back['pick']}: {picked} in full{judged}{took}."
 
 
 # ---- the page ------------------------------------------------------------------------------------
-
-
-def average_validation(line: Mapping[str, Any]) -> float | None:
-    """Return the mean validation score of a candidate, of a line of metrics.jsonl."""
-    if "tasks" not in line:
-        return line.get("validation_mean")
-    known = []
-    for task in line["tasks"].values():
-        if task["validation_mean"] is not None:
-            known.append(task)
-    clients = sum(task["clients"] for task in known)
-    # No task has validation examples.
-    if not clients:
-        return None
-    # Weighted by clients: each client counts once, whatever the size of its task.
-    total = math.fsum(task["clients"] * task["validation_mean"] for task in known)
-    return float(total / clients)
 
 
 def write_page(
@@ -499,11 +410,11 @@ def list_notes(found: Mapping[str, Any]) -> list[str]:
         "All scores on this page are on validation data; no test example was used.",
         f"To run the choice in full: {found['command']}",
     ]
-    style = choose_format(found["share"])
+    scores = _scores(found)
     dropped = []
     for row in found["rows"]:
         if not row["went_on"]:
-            dropped.append(f"{row['method']} ({style.write(row['score'])}{style.percent})")
+            dropped.append(f"{row['method']} ({scores.format(row['score'], 1)}{scores.percent})")
     if dropped:
         notes.append(f"Tried on one seed, and not on this page: {', '.join(dropped)}.")
     for name, why in found["left_out"].items():

@@ -35,24 +35,22 @@ from .. import methods
 from ..api import open_engine
 from ..config import sweep as sweeps
 from ..config.experiment import Experiment, Federations, load_own_data, shorthand_settings
-from ..config.grid import list_seeds
+from ..config.grid import list_seeds, plain
 from ..config.plan import plan
 from ..core import Engine
 from ..data import ClientData, Federation
 from ..errors import EngineError, InputError, check
-from ..export.size import model_bytes
 from ..nets import Net
 from ..options import ChooseOptions, ExperimentOptions
 from ..options.definition import names_of, takes
 from ..options.groups import DataDirOption, EngineOptions, TrainingOptions
 from ..problems import MixedProblem
 from ..runs.files import cannot_write, fresh_name, write_bytes
-from ..runs.folder import RunFolder
 from ..runs.result import Failure, Result
 from ..trees import digest
 from . import choice_report
 from .candidates import Chosen, count, fitting, parse_budget, size
-from .decision import Trial, assess_choice, rank_trials, select_promising
+from .decision import Trial, assess_choice, make_trial, rank_trials, select_promising
 
 CHOICE_FILE = "choice.json"
 SHARE = 0.5
@@ -294,7 +292,7 @@ def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
     """What decides the outcome, as choice.json keeps it."""
     request = {}
     for name, value in planned.run_options.items():
-        request[name] = choice_report.plain(value)
+        request[name] = plain(value)
     prints = {}
     if isinstance(planned.base.data, Federation):
         prints["data"] = fingerprint_data(planned.base.data)
@@ -546,72 +544,6 @@ def _judge(
             continue
         trials[name] = trial
     return trials
-
-
-def make_trial(
-    name: str, results: Sequence[Result], rounds: int, full_rounds: int, net: Net
-) -> Trial:
-    """Return a candidate's trial: what its runs, one for each seed, scored on validation data."""
-    first = results[0].summary
-    more_is_better = bool(first.get("more_is_better", True))
-    if "tasks" in first:
-        # All have the same metric, which was checked before.
-        more_is_better = bool(next(iter(first["tasks"].values()))["more_is_better"])
-    sent = 0.0
-    sizes = []
-    for result in results:
-        summary = result.summary
-        sent += (summary["bytes_up"] + summary["bytes_down"]) / summary["clients"]
-        size_of_run = model_bytes(result.folder, net)
-        if size_of_run is not None:
-            sizes.append(size_of_run)
-    average_size = None
-    if sizes:
-        average_size = sum(sizes) / len(sizes)
-    half, at_half = _find_middle_score([result.folder for result in results], rounds)
-    by_length = []
-    for length in first["validation_clients"]:
-        clients = {}
-        for result in results:
-            for client, value in result.summary["validation_clients"][length].items():
-                clients[(result.summary["seed"], int(client))] = value
-        by_length.append(
-            Trial(
-                method=name,
-                rounds=rounds,
-                epochs=int(length),
-                clients=clients,
-                untuned=0.0,
-                half=half,
-                untuned_at_half=at_half,
-                more_is_better=more_is_better,
-                bytes_each=sent / len(results) * full_rounds / rounds,
-                model_bytes=average_size,
-                seconds=sum(result.summary["seconds"] for result in results),
-            )
-        )
-    untuned = min(by_length, key=lambda each: each.epochs)
-    if untuned.epochs:
-        # Clients were not scored before fine-tuning, so there is no curve to go on.
-        untuned = replace(untuned, half=0)
-        by_length = [replace(each, half=0) for each in by_length]
-    # Of equal scores the shorter fine-tuning.
-    best = max(by_length, key=lambda each: (each.sign * each.score, -each.epochs))
-    return replace(best, untuned=untuned.score)
-
-
-def _find_middle_score(folders: Sequence[RunFolder], rounds: int) -> tuple[int, float]:
-    """The round in the middle in which clients were scored, and the mean then; 0 if none."""
-    half = math.ceil(rounds / 2)
-    means = []
-    for folder in folders:
-        for line in folder.metrics():
-            mean = choice_report.average_validation(line)
-            if line["round"] == half and mean is not None:
-                means.append(mean)
-    if half >= rounds or len(means) != len(folders):
-        return 0, 0.0
-    return half, math.fsum(means) / len(means)
 
 
 def _read_seconds(end: Result | Failure) -> float:

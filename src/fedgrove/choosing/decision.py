@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..export.size import model_bytes
+from ..nets import Net
 from ..report.seed_averages import strip_seed
+from ..runs.folder import RunFolder
 from ..runs.result import Failure, Result
 from ..runs.scoring import spread
 
@@ -22,6 +25,14 @@ CLEAR = 2.0
 
 Pair = tuple[int, int]
 """A seed and a client."""
+
+
+def _list_by_seed(values: Mapping[Pair, float]) -> dict[int, list[float]]:
+    """Return the values of the clients of each seed."""
+    by_seed: dict[int, list[float]] = {}
+    for (seed, _), value in values.items():
+        by_seed.setdefault(seed, []).append(value)
+    return by_seed
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Trial:
     @property
     def seeds(self) -> list[int]:
         """The seeds on which a candidate was tried."""
-        return sorted({seed for seed, _ in self.clients})
+        return sorted(_list_by_seed(self.clients))
 
     @property
     def score(self) -> float:
@@ -62,11 +73,7 @@ class Trial:
 
     def _over_seeds(self, figure: str) -> float:
         figures = []
-        for seed in self.seeds:
-            own = []
-            for (of, _), value in self.clients.items():
-                if of == seed:
-                    own.append(value)
+        for own in _list_by_seed(self.clients).values():
             # The prefix of the keys is empty, hence the bare underscore.
             figures.append(spread(own, "", self.more_is_better)[f"_{figure}"])
         return math.fsum(figures) / len(figures)
@@ -75,6 +82,87 @@ class Trial:
     def sign(self) -> int:
         """1 if more of the trial's metric is better, else -1."""
         return 1 if self.more_is_better else -1
+
+
+def make_trial(
+    name: str, results: Sequence[Result], rounds: int, full_rounds: int, net: Net
+) -> Trial:
+    """Return a candidate's trial: what its runs, one for each seed, scored on validation data."""
+    first = results[0].summary
+    more_is_better = bool(first.get("more_is_better", True))
+    if "tasks" in first:
+        # All have the same metric, which was checked before.
+        more_is_better = bool(next(iter(first["tasks"].values()))["more_is_better"])
+    sent = 0.0
+    sizes = []
+    for result in results:
+        summary = result.summary
+        sent += (summary["bytes_up"] + summary["bytes_down"]) / summary["clients"]
+        size_of_run = model_bytes(result.folder, net)
+        if size_of_run is not None:
+            sizes.append(size_of_run)
+    half, at_half = _find_middle_score([result.folder for result in results], rounds)
+    lengths = list(map(int, first["validation_clients"]))
+    if min(lengths) > 0:
+        # Clients were not scored before fine-tuning, so there is no curve to go on.
+        half = 0
+    by_length = []
+    for epochs in lengths:
+        clients = {}
+        for result in results:
+            scores = result.summary["validation_clients"][str(epochs)]
+            for client, value in scores.items():
+                clients[result.summary["seed"], int(client)] = value
+        by_length.append(
+            Trial(
+                method=name,
+                rounds=rounds,
+                epochs=epochs,
+                clients=clients,
+                untuned=0.0,
+                half=half,
+                untuned_at_half=at_half,
+                more_is_better=more_is_better,
+                bytes_each=sent / len(results) * full_rounds / rounds,
+                model_bytes=sum(sizes) / len(sizes) if sizes else None,
+                seconds=sum(result.summary["seconds"] for result in results),
+            )
+        )
+    untuned = min(by_length, key=lambda each: each.epochs)
+    # Of equal scores the shorter fine-tuning.
+    best = max(by_length, key=lambda each: (each.sign * each.score, -each.epochs))
+    return replace(best, untuned=untuned.score)
+
+
+def _find_middle_score(folders: Sequence[RunFolder], rounds: int) -> tuple[int, float]:
+    """The round in the middle in which clients were scored, and the mean then; 0 if none."""
+    half = math.ceil(rounds / 2)
+    means = []
+    for folder in folders:
+        for line in folder.metrics():
+            mean = average_validation(line)
+            if line["round"] == half and mean is not None:
+                means.append(mean)
+    if half >= rounds or len(means) != len(folders):
+        return 0, 0.0
+    return half, math.fsum(means) / len(means)
+
+
+def average_validation(line: Mapping[str, Any]) -> float | None:
+    """Return the mean validation score of a candidate, of a line of metrics.jsonl."""
+    if "tasks" not in line:
+        return line.get("validation_mean")
+    known = []
+    for task in line["tasks"].values():
+        if task["validation_mean"] is not None:
+            known.append(task)
+    clients = sum(task["clients"] for task in known)
+    # No task has validation examples.
+    if not clients:
+        return None
+    # Weighted by clients: each client counts once, whatever the size of its task.
+    total = math.fsum(task["clients"] * task["validation_mean"] for task in known)
+    return float(total / clients)
 
 
 def predict_full_score(trial: Trial, full_rounds: int) -> float:
@@ -162,20 +250,16 @@ def measure_margin(trial: Trial, other: Trial) -> Margin:
     for pair, value in trial.clients.items():
         if pair in other.clients:
             gaps[pair] = trial.sign * (value - other.clients[pair])
-    seeds = sorted({seed for seed, _ in gaps})
+    by_seed = _list_by_seed(gaps)
     ahead = 0
-    for seed in seeds:
-        own = []
-        for (of, _), gap in gaps.items():
-            if of == seed:
-                own.append(gap)
+    for own in by_seed.values():
         ahead += math.fsum(own) > 0
     error = None
     if len(gaps) > 1:
         # Of paired differences: how hard a client is cancels out.
         error = statistics.stdev(gaps.values()) / math.sqrt(len(gaps))
     lead = math.fsum(gaps.values()) / max(1, len(gaps))
-    return Margin(lead, error, len(gaps), len(seeds), ahead)
+    return Margin(lead, error, len(gaps), len(by_seed), ahead)
 
 
 # ---- afterwards ----------------------------------------------------------------------------------

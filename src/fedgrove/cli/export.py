@@ -65,35 +65,25 @@ def export(options: ExportOptions) -> None:
 def _show(exports: list[Exported]) -> None:
     # Imported late, so that other commands and --json start without them.
     from ..report.tables import format_kilobytes
-    from ..report.terminal import Column, name_columns, print_table, print_text
+    from ..report.terminal import Column, print_rows, print_text
 
-    columns = [
-        *name_columns("client", "version"),
-        Column("params", 1),
-        Column("MACs", 2),
-        Column("size\nkB"),
-        Column("µs", 3),
-        Column("time to\ndense", 4),
-        Column("accuracy\n%"),
-        Column("int8 % of\nweights / MACs", 5),
-    ]
-    lines = []
+    rows = []
     for exported in exports:
         for row in exported.rows:
-            lines.append(
-                [
-                    exported.name,
-                    row.version,
-                    f"{row.params:,}",
-                    f"{row.macs:,}",
-                    format_kilobytes(row.bytes),
-                    f"{row.latency_us:,.0f}",
-                    f"{row.latency:.2f}",
-                    f"{100 * row.accuracy:.2f}",
-                    row.shares,
-                ]
+            rows.append(
+                {
+                    Column("client", is_name=True): exported.name,
+                    Column("version", is_name=True): row.version,
+                    Column("params", 1): f"{row.params:,}",
+                    Column("MACs", 2): f"{row.macs:,}",
+                    Column("size\nkB"): format_kilobytes(row.bytes),
+                    Column("µs", 3): f"{row.latency_us:,.0f}",
+                    Column("time to\ndense", 4): f"{row.latency:.2f}",
+                    Column("accuracy\n%"): f"{100 * row.accuracy:.2f}",
+                    Column("int8 % of\nweights / MACs", 5): row.shares,
+                }
             )
-    print_table(columns, lines)
+    print_rows(rows)
     for exported in exports:
         for note in exported.notes:
             print_text(f"client {exported.name}: {note}")

@@ -27,7 +27,7 @@ from ..options.groups import EvaluateOption, SeedOption
 from ..parts.local import LocalTraining
 from ..renamed import find_renamed
 from ..report.tables import format_bytes, format_duration, format_kilobytes, or_dash
-from ..report.terminal import Column, name_columns, print_pairs, print_table
+from ..report.terminal import Cell, Column, print_pairs, print_rows
 from ..runs.clock import DIGITS, Times, times
 from ..runs.files import NAME_DIGITS
 from ..runs.memory import Memory, make_version
@@ -513,43 +513,30 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
 
 def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print the estimated costs of several methods: totals, then one device in one round."""
-    columns = [
-        *name_columns("all rounds, at most"),
-        Column("up"),
-        Column("down"),
-        Column("paper\nMiB", 4),
-        Column("MACs per\nsample", 3),
-        Column("memory\nof a step", 2),
-        Column("virtual\ntime", 1),
-    ]
-    rows = []
+    totals: list[dict[Column, Cell]] = []
+    devices: list[dict[Column, Cell]] = []
     for cost in costs:
-        rows.append(
-            [
-                cost["method"],
-                format_bytes(cost["bytes_up"]),
-                format_bytes(cost["bytes_down"]),
-                or_dash(cost["mib_paper"], "{:,}".format),
-                f"{cost['macs']:,}",
-                format_bytes(cost["memory"]),
-                format_duration(cost["virtual_seconds"]),
-            ]
+        totals.append(
+            {
+                Column("all rounds, at most", is_name=True): cost["method"],
+                Column("up"): format_bytes(cost["bytes_up"]),
+                Column("down"): format_bytes(cost["bytes_down"]),
+                Column("paper\nMiB", 4): or_dash(cost["mib_paper"], "{:,}".format),
+                Column("MACs per\nsample", 3): f"{cost['macs']:,}",
+                Column("memory\nof a step", 2): format_bytes(cost["memory"]),
+                Column("virtual\ntime", 1): format_duration(cost["virtual_seconds"]),
+            }
         )
-    print_table(columns, rows, file)
+        cells = {Column("per device and round,\nup and down at most", is_name=True): cost["method"]}
+        for name, (least, middle, most) in _costs_per_device(cost).items():
+            # The median says most; then the costs of the worst device.
+            cells[Column(f"{name}\nleast", 2)] = least
+            cells[Column(f"{name}\nmedian")] = middle
+            cells[Column(f"{name}\nmost", 1)] = most
+        devices.append(cells)
+    print_rows(totals, file)
     print(file=file)
-    columns = name_columns("per device and round,\nup and down at most")
-    for name in _costs_per_device(costs[0]):
-        # The median says most; then the costs of the worst device.
-        columns.append(Column(f"{name}\nleast", 2))
-        columns.append(Column(f"{name}\nmedian"))
-        columns.append(Column(f"{name}\nmost", 1))
-    rows = []
-    for cost in costs:
-        cells = [cost["method"]]
-        for values in _costs_per_device(cost).values():
-            cells += values
-        rows.append(cells)
-    print_table(columns, rows, file)
+    print_rows(devices, file)
 
 
 def _costs_per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:

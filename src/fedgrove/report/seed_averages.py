@@ -13,7 +13,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import combinations, compress
+from itertools import combinations
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,14 @@ from ..renamed import find_renamed
 from . import tables
 from .page import check_place, render
 from .tables import Scores, Summary, or_dash
-from .terminal import Column, name_columns, print_table, print_text, split_common_folder
+from .terminal import (
+    Column,
+    name_columns,
+    print_rows,
+    print_table,
+    print_text,
+    split_common_folder,
+)
 
 Group = Mapping[str, Any]
 """The averages of a method with its settings, as :func:`average_over_seeds` returns them."""
@@ -224,26 +231,19 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         percent = scores.percent.replace(" ", "\n")
         mean = Column(f"{scores.metric}{percent}")
         worst = Column(f"worst{percent}", 3)
-    has_tasks = any("task" in group for group in groups)
     is_tuned = any(group["finetune_epochs"] for group in groups)
-    # Each column with whether it is shown; a row has a cell for each of them.
-    columns = {
-        Column("over seeds", is_name=True): True,
-        Column("task", is_name=True): has_tasks,
-        Column("metric", is_name=True): len(metrics) > 1,
-        Column("seeds", 1): True,
-        mean: True,
-        worst: True,
-        Column("tuned\nepochs", 3): is_tuned,
-        Column("kB\nup", 2): True,
-        Column("kB\ndown", 2): True,
-        Column("total\nup", 4): True,
-        Column("total\ndown", 4): True,
-    }
+    hidden = set()
+    if not any("task" in group for group in groups):
+        hidden.add("task")
+    if len(metrics) == 1:
+        hidden.add("metric")
+    if not is_tuned:
+        hidden.add("tuned\nepochs")
     rows = []
     for group in groups:
-        rows.append(list(compress(_group_cells(group), columns.values())))
-    print_table(list(compress(columns, columns.values())), rows, file)
+        cells = _group_cells(group, mean, worst)
+        rows.append({column: cell for column, cell in cells.items() if column.head not in hidden})
+    print_rows(rows, file)
     if not is_tuned:
         print_text(f"{', '.join(metrics)}: before fine-tuning", file)
     tables.explain_errors(list(metrics.values()), file)
@@ -264,24 +264,24 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         print_text(f"p: two-sided paired t-test over seeds{caution}", file)
 
 
-def _group_cells(group: Group) -> list[str]:
+def _group_cells(group: Group, mean: Column, worst: Column) -> dict[Column, str]:
     scores = Scores.from_summary(group)
     seeds = str(len(group["seeds"]))
     if group["missing"]:
         seeds += f" of {len(group['seeds']) + group['missing']}"
-    return [
-        group["group"],
-        group.get("task", ""),
-        scores.name,
-        seeds,
-        format_mean(group, 2),
-        scores.format(scores.worst),
-        str(group["finetune_epochs"]),
-        or_dash(_bytes_each(group, "up"), tables.format_kilobytes),
-        or_dash(_bytes_each(group, "down"), tables.format_kilobytes),
-        tables.format_bytes(group["bytes_up"]),
-        tables.format_bytes(group["bytes_down"]),
-    ]
+    return {
+        Column("over seeds", is_name=True): group["group"],
+        Column("task", is_name=True): group.get("task", ""),
+        Column("metric", is_name=True): scores.name,
+        Column("seeds", 1): seeds,
+        mean: format_mean(group, 2),
+        worst: scores.format(scores.worst),
+        Column("tuned\nepochs", 3): str(group["finetune_epochs"]),
+        Column("kB\nup", 2): or_dash(_bytes_each(group, "up"), tables.format_kilobytes),
+        Column("kB\ndown", 2): or_dash(_bytes_each(group, "down"), tables.format_kilobytes),
+        Column("total\nup", 4): tables.format_bytes(group["bytes_up"]),
+        Column("total\ndown", 4): tables.format_bytes(group["bytes_down"]),
+    }
 
 
 def _bytes_each(group: Group, direction: str) -> float | None:
@@ -364,17 +364,6 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
     a device sends and receives in a round, and how large its model is.
     """
     metric = Scores.from_summary(rows[0])
-    columns = [
-        Column("method", is_name=True),
-        Column("fine-tuned\nepochs", label="fine-tuned"),
-        Column(metric.name.replace(" ", "\n")),
-        Column(f"worst\ntenth{metric.percent}"),
-        Column("kB per device\nand round"),
-        Column("model\nkB"),
-        Column("weights\nkept", 1),
-        Column("sent in\nall", 2),
-        Column(f"worst\nclient{metric.percent}", 3),
-    ]
     lines = []
     for row in rows:
         scores = Scores.from_summary(row)
@@ -383,19 +372,19 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
         if row.get("cohort"):
             each = sent / (row["rounds"] * row["cohort"])
         lines.append(
-            [
-                row["group"],
-                str(row["finetune_epochs"]),
-                format_mean(row),
-                scores.format(scores.worst10, 1),
-                or_dash(each, tables.format_kilobytes),
-                or_dash(row["model_bytes"], tables.format_kilobytes),
-                f"{row['density']:.0%}",
-                tables.format_bytes(sent),
-                scores.format(scores.worst, 1),
-            ]
+            {
+                Column("method", is_name=True): row["group"],
+                Column("fine-tuned\nepochs", label="fine-tuned"): str(row["finetune_epochs"]),
+                Column(metric.name.replace(" ", "\n")): format_mean(row),
+                Column(f"worst\ntenth{metric.percent}"): scores.format(scores.worst10, 1),
+                Column("kB per device\nand round"): or_dash(each, tables.format_kilobytes),
+                Column("model\nkB"): or_dash(row["model_bytes"], tables.format_kilobytes),
+                Column("weights\nkept", 1): f"{row['density']:.0%}",
+                Column("sent in\nall", 2): tables.format_bytes(sent),
+                Column(f"worst\nclient{metric.percent}", 3): scores.format(scores.worst, 1),
+            }
         )
-    print_table(columns, lines, file, "the page")
+    print_rows(lines, file, "the page")
     spread = ""
     if any(len(row["seeds"]) > 1 for row in rows):
         spread = ", ± standard deviation over seeds"

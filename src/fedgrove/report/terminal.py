@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import PurePath
@@ -291,6 +291,20 @@ def print_table(
         print_text(
             f"no room for the {noun} {', '.join(left_out)}: {wider}, or see {elsewhere}", file
         )
+
+
+def print_rows(
+    rows: Sequence[Mapping[Column, Cell]], file: IO[str] | None = None, elsewhere: str = "--json"
+) -> None:
+    """Print rows that give their cells by column; all rows have the same columns.
+
+    Args:
+        rows: The rows; nothing is printed if there are none.
+        file: Where to print; stdout by default.
+        elsewhere: Where the reader finds all columns.
+    """
+    if rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows], file, elsewhere)
 
 
 def choose_columns(

@@ -17,8 +17,8 @@ from ..errors import InputError, check
 from .charts import Chart, Series, draw_xy
 from .page import Page
 from .seed_averages import strip_seed
-from .tables import Scores, format_bytes, format_duration, read_column
-from .terminal import Column, name_columns, print_table, print_text, split_common_folder
+from .tables import Scores, format_bytes, format_duration, or_dash, read_column
+from .terminal import Column, print_rows, print_text, split_common_folder
 
 
 class Point(NamedTuple):
@@ -199,11 +199,10 @@ def print_times(
     if folder:
         print_text(f"runs in {folder}", file)
     rows = _make_rows(scores, found, names)
-    print_table(_make_columns(scores, found), rows, file)
-    if any("*" in row[2] for row in rows):
+    print_rows(rows, file)
+    if any(cell.endswith("*") for row in rows for cell in row.values()):
         print_text("* the fastest", file)
     if len(found["groups"]) < len(found["runs"]):
-        columns = [*name_columns("over seeds"), Column("reached it"), Column("virtual time to it")]
         groups = []
         for group in found["groups"]:
             mean = "-"
@@ -212,9 +211,15 @@ def print_times(
             if group["seconds_to_std"] is not None:
                 mean += f" ± {format_duration(group['seconds_to_std'])}"
             name = group["group"].removeprefix(f"{folder}/")
-            groups.append([name, f"{group['reached']} of {group['runs']}", mean])
+            groups.append(
+                {
+                    Column("over seeds", is_name=True): name,
+                    Column("reached it"): f"{group['reached']} of {group['runs']}",
+                    Column("virtual time to it"): mean,
+                }
+            )
         print(file=file)
-        print_table(columns, groups, file)
+        print_rows(groups, file)
     print_text(_explain(found), file)
 
 
@@ -227,8 +232,9 @@ def write_time_report(
     page = Page(f"Virtual time to {_describe_target(scores, found)}")
     page.paragraph(small=_explain(found))
     page.charts(_draw_scores(curves, scores, found))
-    head = [column.full_label for column in _make_columns(scores, found)]
-    page.table(head, _make_rows(scores, found, names), sortable=True)
+    rows = _make_rows(scores, found, names)
+    head = [column.full_label for column in rows[0]]
+    page.table(head, [list(row.values()) for row in rows], sortable=True)
     page.write(path, force=force)
 
 
@@ -240,36 +246,32 @@ def _describe_target(scores: Scores, found: Mapping[str, Any]) -> str:
     return f"{scores.metric} {scores.format(found['to'])}{scores.percent}"
 
 
-def _make_columns(scores: Scores, found: Mapping[str, Any]) -> list[Column]:
-    return [
-        Column("run", is_name=True),
-        Column("method", 5, is_name=True),
-        Column(f"virtual time to\n{_describe_target(scores, found)}"),
-        Column("round", 1),
-        Column("up", 3),
-        Column("down", 3),
-        Column(f"best\n{scores.name}", 2),
-        Column("time of\nall rounds", 4),
-    ]
-
-
-def _make_rows(scores: Scores, found: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+def _make_rows(
+    scores: Scores, found: Mapping[str, Any], names: Sequence[str]
+) -> list[dict[Column, str]]:
     """Return a row per run; of several, the fastest is marked."""
     fastest = np.nanmin(read_column(found["runs"], "seconds_to"), initial=math.inf)
     rows = []
     for run, name in zip(found["runs"], names, strict=True):
         if not run["finished"]:
             name += " (unfinished)"
-        reached = ["not reached", "-", "-", "-"]
+        time = "not reached"
         if run["seconds_to"] is not None:
             time = format_duration(run["seconds_to"])
             if len(names) > 1 and run["seconds_to"] == fastest:
                 time += " *"
-            reached = [time, str(run["round"])]
-            reached += [format_bytes(run["bytes_up"]), format_bytes(run["bytes_down"])]
-        best = scores.format(run["best"])
-        total = format_duration(run["virtual_seconds"])
-        rows.append([name, run["method"], *reached, best, total])
+        rows.append(
+            {
+                Column("run", is_name=True): name,
+                Column("method", 5, is_name=True): run["method"],
+                Column(f"virtual time to\n{_describe_target(scores, found)}"): time,
+                Column("round", 1): or_dash(run["round"], str),
+                Column("up", 3): or_dash(run["bytes_up"], format_bytes),
+                Column("down", 3): or_dash(run["bytes_down"], format_bytes),
+                Column(f"best\n{scores.name}", 2): scores.format(run["best"]),
+                Column("time of\nall rounds", 4): format_duration(run["virtual_seconds"]),
+            }
+        )
     return rows
 
 
