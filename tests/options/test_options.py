@@ -21,8 +21,9 @@ from fedgrove.errors import InputError, spell_option
 from fedgrove.methods import FedAvg
 from fedgrove.options import RunOptions, SweepOptions
 from fedgrove.options.definition import (
+    Field,
+    Option,
     Options,
-    convert,
     make_options,
     option,
     option_class,
@@ -191,7 +192,7 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: object) -> None:
     ],
 )
 def test_values_are_brought_to_their_type(value: object, hint: object, expected: object) -> None:
-    found = convert("x", value, hint)
+    found = Field("x", hint, None, Option("")).convert(value)
     assert found == expected
     assert type(found) is type(expected)
 
@@ -209,7 +210,7 @@ def test_values_are_brought_to_their_type(value: object, hint: object, expected:
 )
 def test_values_of_another_type_are_refused(value: object, hint: object, allowed: str) -> None:
     with pytest.raises(InputError, match=f"; it must be {allowed}\\.$"):
-        convert("x", value, hint)
+        Field("x", hint, None, Option("")).convert(value)
 
 
 def test_every_option_says_what_it_means() -> None:

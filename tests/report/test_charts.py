@@ -86,7 +86,7 @@ def test_names_with_markup_stay_text() -> None:
     drawings = [
         draw_xy(name, [Series(name, [1, 2], [1, 2])], name, name),
         draw_rows(name, [name], [Marks(name, [1.0], texts=[name], tips=[name])], name),
-        draw_heat_map(name, [[1.0, 2.0]], [name], [name, name], x_title=name, unit=name),
+        draw_heat_map(name, [[1.0, 2.0]], [name], [name, name], x_title=name),
     ]
     for drawing in drawings:
         assert "<script" not in drawing.svg

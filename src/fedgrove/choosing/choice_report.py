@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..config.grid import plain
-from ..errors import FolderWarning
 from ..report.comparison_report import ComparedRun, make_comparison_report
+from ..report.page import Page, write_if_possible
 from ..report.seed_averages import strip_seed
 from ..report.tables import Scores, format_duration, format_kilobytes, or_dash
 from ..report.terminal import Column, print_rows, print_text
@@ -392,16 +391,12 @@ def write_page(
         for line in end.folder.metrics_to_show():
             lines.append(_line_on_validation(line))
         runs.append(ComparedRun(str(folder / name), summary, lines))
-    path = folder / PAGE
-    try:
-        title = f"Which method? {found['pick']}"
-        make_comparison_report(runs, title, found["sentence"], list_notes(found)).write(path)
-    # Whatever is wrong with the page, the choice is as good without.
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=2)
-        return ""
-    return str(path)
+    title = f"Which method? {found['pick']}"
+
+    def make_page() -> Page:
+        return make_comparison_report(runs, title, found["sentence"], list_notes(found))
+
+    return str(write_if_possible(make_page, folder / PAGE) or "")
 
 
 def list_notes(found: Mapping[str, Any]) -> list[str]:

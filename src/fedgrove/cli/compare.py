@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,6 @@ def _compare_times(options: CompareOptions) -> None:
     from ..config.sweep import members_of
     from ..report.page import check_place
     from ..report.time_to_target import find_times, print_times, read_curve, write_time_report
-    from ..runs.files import cannot_write
     from ..runs.folder import RunFolder
 
     plot = None if options.plot is None else Path(options.plot)
@@ -96,10 +96,8 @@ def _compare_times(options: CompareOptions) -> None:
             curves.append(read_curve(path, method, lines, summary["finished"]))
     found = find_times(curves, options.to)
     if plot is not None:
-        try:
+        with _file_errors(plot):
             write_time_report(curves, found, plot, force=options.force)
-        except OSError as error:
-            raise cannot_write(plot, error) from None
     if options.json:
         print(json.dumps(found, indent=1))
         return
@@ -113,47 +111,51 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
 
     With --json only what is requested by name is written.
     """
-    from ..errors import InputError
     from ..report.page import check_place
     from ..report.seed_averages import write_paper_table
-    from ..runs.files import cannot_write
 
     # With --json stdout belongs to the JSON alone.
-    if options.json:
-        stream = sys.stderr
-    else:
-        stream = sys.stdout
+    stream = sys.stderr if options.json else sys.stdout
     if options.table is not None:
         place = Path(options.table)
-        try:
+        with _file_errors(place):
             write_paper_table(found.groups(), place, "--table", force=options.force)
-        except OSError as error:
-            raise cannot_write(place, error) from None
         print(f"Table: {place}", file=stream)
-    is_requested = options.page is not None
-    if not is_requested and (options.json or len(found) < 2):
-        return
-    if options.page is None:
-        path = found.place_of_page()
-    else:
+    if options.page is not None:
         path = Path(options.page)
-    if is_requested:
         check_place(path, "--page", force=options.force)
+        with _file_errors(path):
+            found.page().write(path, force=options.force)
+        print(f"Page: {path}", file=stream)
+    elif not options.json and len(found) > 1:
+        _write_usual_page(found, options.force)
+
+
+def _write_usual_page(found: Comparison, force: bool) -> None:
+    """Write a page that was not requested: the table was shown, so a failure is only reported."""
+    from ..errors import EngineError, InputError
+
+    path = found.place_of_page()
     try:
-        found.page().write(path, force=options.force)
-    # The table was shown; a page that was not requested is no reason to fail.
-    except OSError as error:
-        if is_requested:
-            raise cannot_write(path, error) from None
-        print(f"fedgrove: no page: {cannot_write(path, error)}", file=sys.stderr)
-        return
+        with _file_errors(path):
+            found.page().write(path, force=force)
+        print(f"Page: {path}")
+    except EngineError as error:
+        print(f"fedgrove: no page: {error}", file=sys.stderr)
     except InputError:
-        if is_requested:
-            raise
         sentence = f"{path} is no page of fedgrove; give --page FILE.html or --force."
         print(f"fedgrove: no page: {sentence}", file=sys.stderr)
-        return
-    print(f"Page: {path}", file=stream)
+
+
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the system about a file into a sentence."""
+    from ..runs.files import cannot_write
+
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 # ---- report --------------------------------------------------------------------------------------
@@ -180,7 +182,6 @@ def report(options: ReportOptions) -> None:
     from ..config.comparison import compare_runs
     from ..report.page import check_place
     from ..report.run_report import make_run_report
-    from ..runs.files import cannot_write
     from ..runs.folder import RunFolder
     from ..runs.report_html import REPORT_FILE, read_run_record
 
@@ -193,11 +194,9 @@ def report(options: ReportOptions) -> None:
         page = compare_runs([options.run]).page()
     else:
         page = make_run_report(read_run_record(RunFolder.open(run), _why_failed(run)))
-    try:
+    with _file_errors(path):
         # Without --out it is the report of the folder, also one of a version without the mark.
         page.write(path, force=options.force or options.out is None)
-    except OSError as error:
-        raise cannot_write(path, error) from None
     print(f"Page: {path}")
 
 

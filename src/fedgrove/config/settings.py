@@ -383,18 +383,6 @@ def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
     return Draft(method).assign(text, recipe).checked()
 
 
-def put(method: M, key: str, value: Any, recipe: LocalTraining | None = None) -> M:
-    """Return the method with one setting changed to a value from Python.
-
-    The value is a number, text, a tuple, None, or a part.
-
-    >>> from fedgrove.methods import FedAvg
-    >>> put(FedAvg(), "codec", codec.Smallest()).codec
-    Smallest(slack=0.015)
-    """
-    return Draft(method).put(key, value, recipe).checked()
-
-
 def _made_anew(part: Any, at: str, changed: Sequence[str]) -> Any:
     """The part at a path, with all that was changed in it or below checked, innermost first."""
     if not changed:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any
 from .. import engines
 from ..core import Engine
 from ..engines.faulty import with_faults
-from ..errors import DamageError, EngineError, FolderWarning, InputError, check
+from ..errors import DamageError, EngineError, InputError, check
 from ..report.comparison_report import ComparedRun, make_comparison_report
+from ..report.page import Page, write_if_possible
 from ..report.progress import MergedProgress, show_progress
 from ..report.seed_averages import average_over_seeds, print_seed_averages
 from ..report.tables import print_summaries
@@ -346,21 +346,17 @@ def _train(
 
 
 def write_sweep_page(
-    out: Path, ends: Mapping[str, Result | Failure], lead: str = "", title: str = ""
+    out: Path, ends: Mapping[str, Result | Failure], lead: str = ""
 ) -> Path | None:
     """Write the page of a sweep; its path, or None where that was not possible.
 
     ``lead`` is its first sentence, if not the usual one.
     """
-    path = out / PAGE
-    try:
-        make_comparison_report(compared_ends(out, ends), title, lead).write(path, force=True)
-    # Whatever is wrong with the page, the runs are as good without.
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=2)
-        return None
-    return path
+
+    def make_page() -> Page:
+        return make_comparison_report(compared_ends(out, ends), lead=lead)
+
+    return write_if_possible(make_page, out / PAGE, force=True)
 
 
 def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[ComparedRun]:

@@ -206,11 +206,6 @@ def check_limits(field: Field, value: Any) -> Any:
     return value
 
 
-def check_option(cls: type, name: str, value: Any) -> None:
-    """Refuse a value beyond the limits of an option of ``cls``."""
-    check_limits(options_of(cls)[name], value)
-
-
 def _not_allowed(name: str, value: Any, allowed: str) -> InputError:
     return InputError(f"{name} is {shown(value)}; it must be {allowed}.")
 
@@ -267,26 +262,6 @@ def describe_alternatives(hint: Any) -> str:
     return " or ".join(
         describe_type(member) for member in members(hint) if member is not type(None)
     )
-
-
-def convert(name: str, value: Any, hint: Any) -> Any:
-    """Return an option's ``value`` in a type, from Python, the command line or a file.
-
-    Args:
-        name: The name of the option, for the error.
-        value: A value of the type, or text that stands for one.
-        hint: The type; Any takes everything.
-
-    Raises:
-        InputError: The value is not of the type.
-
-    >>> convert("finetune", "0,3", tuple[int, ...]), convert("rounds", 3, int | None)
-    ((0, 3), 3)
-    """
-    try:
-        return find_value(value, hint)
-    except ValueError:
-        raise _not_allowed(name, value, describe_alternatives(hint)) from None
 
 
 def find_value(value: Any, hint: Any) -> Any:

@@ -496,7 +496,6 @@ def draw_heat_map(
     columns: Sequence[str],
     *,
     x_title: str = "",
-    unit: str = "",
     ends: tuple[float, float] | None = None,
 ) -> Chart:
     """Draw a cell per value, darker where it is higher.
@@ -507,7 +506,6 @@ def draw_heat_map(
         rows: The names of the rows, shown if there is room.
         columns: The names of the columns, shown when the pointer is on a cell.
         x_title: The title of the x axis.
-        unit: The unit of the values.
         ends: The values of the lightest and the darkest cell.
     """
     known: list[float] = []
@@ -533,13 +531,12 @@ def draw_heat_map(
         names=names,
         low=low,
         high=high,
-        unit=unit,
         left=left,
         right=WIDTH - RIGHT_MARGIN,
         bottom=bottom,
         cell_height=cell_height,
         x_title=x_title,
-        lowest_width=_width_of([f"{low:.3g}{unit}"]),
+        lowest_width=_width_of([f"{low:.3g}"]),
     )
     return Chart(title, svg)
 

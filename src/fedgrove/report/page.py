@@ -13,13 +13,13 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ..errors import InputError, check
+from ..errors import FolderWarning, InputError, check
 from .tables import (
     format_bytes,
     format_duration,
@@ -235,7 +235,6 @@ class Page:
         rows: Sequence[Sequence[str]],
         *,
         sortable: bool = False,
-        keys: Sequence[str] = (),
     ) -> None:
         """Add a table to the page, numbers aligned to the right.
 
@@ -244,17 +243,8 @@ class Page:
             rows: The cells.
             sortable: Whether a click on a column sorts by it. A long sortable table shows its first
                 rows until the reader clicks a button.
-            keys: By row, the key by which a point of a chart finds it.
         """
-        self._add("table", head=head, rows=rows, sortable=sortable, keys=keys)
-
-    def code(self, text: str) -> None:
-        """Add lines in the type of a terminal to the page."""
-        self._add("code", text=text)
-
-    def folded(self, title: str, text: str) -> None:
-        """Add a text that a click unfolds, with a button that copies it."""
-        self._add("folded", title=title, text=text)
+        self._add("table", head=head, rows=rows, sortable=sortable)
 
     def notes(self, notes: Sequence[str]) -> None:
         """Add a list of notes to the page."""
@@ -281,3 +271,28 @@ class Page:
             # It exists only if it was not renamed.
             with suppress(OSError):
                 unfinished.unlink()
+
+
+def write_if_possible(
+    make_page: Callable[[], Page], path: Path, *, force: bool = False, quiet: bool = False
+) -> Path | None:
+    """Make the page of a run that is complete without it, and write it; warn if that fails.
+
+    Args:
+        make_page: Makes the page.
+        path: The file.
+        force: Replace a file that is no page of fedgrove.
+        quiet: Do not warn.
+
+    Returns:
+        The path; None if the page was not written.
+    """
+    try:
+        make_page().write(path, force=force)
+    # Whatever is wrong with the page, the run is not.
+    except Exception as error:
+        if not quiet:
+            reason = str(error) or type(error).__name__
+            warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=3)
+        return None
+    return path

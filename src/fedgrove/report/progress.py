@@ -28,7 +28,7 @@ from rich.text import Text
 
 from .charts import Chart, Series, draw_xy, thin_out
 from .page import Page
-from .tables import Line, format_bytes, format_duration
+from .tables import Line, Scores, format_bytes, format_duration
 from .terminal import is_live_terminal
 
 PRINT_EVERY = 5.0
@@ -100,19 +100,15 @@ def describe_score(line: Line) -> str:
     if "tasks" in line:
         scores = []
         for name, task in line["tasks"].items():
-            scores.append(f"{name} {_format_mean(task['metric'], task['share'], task['mean'])}")
+            scores.append(f"{name} {_format_mean(Scores.from_task(task))}")
         return ", ".join(scores)
-    metric = line.get("metric", "accuracy")
-    mean = line.get(f"{metric}_mean")
-    if mean is None:
+    return _format_mean(Scores.from_summary(line))
+
+
+def _format_mean(scores: Scores) -> str:
+    if scores.mean is None:
         return ""
-    return _format_mean(metric, line.get("share", True), mean)
-
-
-def _format_mean(metric: str, share: bool, mean: float) -> str:
-    if share:
-        return f"{metric} {100 * mean:.1f} %"
-    return f"{metric} {mean:.4g}"
+    return f"{scores.metric} {scores.format(scores.mean, 1)}{scores.percent}"
 
 
 @contextmanager

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import FedgroveError, FolderWarning, InputError
+from ..errors import FedgroveError, InputError
 from ..report.page import REPORT_FILE as REPORT_FILE
+from ..report.page import Page, write_if_possible
 from ..report.run_report import RunRecord, make_run_report
 from ..trees import Tree
 from .folder import RunFolder
@@ -48,38 +48,32 @@ MOST_WEIGHTS = 6_000_000
 """Weights that are read for the map and for the layers, in all models together."""
 
 
-def write_run_report(folder: RunFolder, failure: str = "", name: str | None = None) -> Path | None:
+def write_run_report(folder: RunFolder, failure: str = "") -> Path | None:
     """Write the report of a run, finished or not.
 
     Args:
         folder: The run folder.
         failure: Why the run failed, if it did.
-        name: What the report calls the folder; its path by default.
 
     Returns:
         The path of the report; None if it could not be written.
     """
-    path = folder.path / REPORT_FILE
-    try:
-        make_run_report(read_run_record(folder, failure, name)).write(path)
-    # Whatever is wrong with the report, the run is not.
-    except Exception as error:
-        # The reason why a run failed is more important than this one.
-        if not failure:
-            reason = str(error) or type(error).__name__
-            warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=2)
-        return None
-    return path
+
+    def make_page() -> Page:
+        return make_run_report(read_run_record(folder, failure))
+
+    # The reason why a run failed is more important than why its report was not written.
+    return write_if_possible(make_page, folder.path / REPORT_FILE, quiet=bool(failure))
 
 
-def read_run_record(folder: RunFolder, failure: str = "", name: str | None = None) -> RunRecord:
+def read_run_record(folder: RunFolder, failure: str = "") -> RunRecord:
     """Return what is known about a run; the arguments are those of :func:`write_run_report`."""
     config = folder.config
     try:
         options = dict(tomllib.loads(config).get("run", {}))
     except tomllib.TOMLDecodeError:
         raise InputError(f"{folder.path / 'config.toml'} cannot be read.") from None
-    path = name or str(folder.path)
+    path = str(folder.path)
     summary = folder.summary
     if summary is None:
         lines = folder.metrics_to_show()
@@ -248,6 +242,9 @@ def _read_baseline_method(path: Path) -> str | None:
 
 
 def _is_comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if any(one.get(key) != other.get(key) for key in COMPARABLE):
-        return False
-    return list(one.get("finetune") or {}) == list(other.get("finetune") or {})
+    agree = [one.get(key) for key in COMPARABLE] == [other.get(key) for key in COMPARABLE]
+    return agree and _finetune_lengths(one) == _finetune_lengths(other)
+
+
+def _finetune_lengths(summary: Mapping[str, Any]) -> list[str]:
+    return list(summary.get("finetune") or {})
