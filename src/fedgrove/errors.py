@@ -369,11 +369,14 @@ def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
     >>> clean_text("two\\nlines \\x1b[31m\\ud800"), clean_text("x" * 9, most=4)
     ('two lines ?[31m?', 'xxxx ...')
     """
-    # Cut before anything else: the text may have megabytes.
+    # Cut before anything else: the text may have megabytes. Blanks that are joined shorten it.
     start = " ".join(text[: 2 * most].split())
-    is_cut = len(text) > 2 * most or len(start) > most
-    cleaned = "".join(letter if letter.isprintable() else "?" for letter in start[:most])
-    return f"{cleaned} ..." if is_cut else cleaned
+    cleaned = ""
+    for letter in start[:most]:
+        cleaned += letter if letter.isprintable() else "?"
+    if len(start) > most or len(text) > 2 * most:
+        cleaned += " ..."
+    return cleaned
 
 
 def not_a_run(path: Path) -> InputError:

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import typer
 
-from .catalogue import Rows, read_index
+from .catalogue import read_index
 
 Completions = list[tuple[str, str]]
 """Completions, with descriptions that some shells show next to them."""
 
 
-def methods(incomplete: str) -> Completions:
-    """Complete methods and their presets on the command line."""
-    return _starting_with(read_index().lists["methods"], incomplete)
+def _list_of(kind: str) -> Callable[[str], Completions]:
+    def complete(incomplete: str) -> Completions:
+        return _starting_with(read_index().lists[kind], incomplete)
+
+    return complete
 
 
-def data(incomplete: str) -> Completions:
-    """Complete data sets on the command line."""
-    return _starting_with(read_index().lists["data"], incomplete)
-
-
-def nets(incomplete: str) -> Completions:
-    """Complete built-in networks on the command line."""
-    return _starting_with(read_index().lists["nets"], incomplete)
-
-
-def engines(incomplete: str) -> Completions:
-    """Complete engines on the command line."""
-    return _starting_with(read_index().lists["engines"], incomplete)
+methods = _list_of("methods")
+"""Complete methods and their presets on the command line."""
+data = _list_of("data")
+"""Complete data sets on the command line."""
+nets = _list_of("nets")
+"""Complete built-in networks on the command line."""
+engines = _list_of("engines")
+"""Complete engines on the command line."""
 
 
 def kinds(incomplete: str) -> Completions:
     """Complete what ``fedgrove list`` lists."""
-    return _starting_with([(kind, "") for kind in read_index().lists], incomplete)
+    return _starting_with(dict.fromkeys(read_index().lists, "").items(), incomplete)
 
 
 def settings(ctx: typer.Context, incomplete: str) -> Completions:
@@ -44,38 +41,36 @@ def settings(ctx: typer.Context, incomplete: str) -> Completions:
     typed = ctx.params
     # While an option lacks its value, the parser leaves all arguments where they are.
     named = [typed.get("method"), *(typed.get("methods") or ()), *ctx.args]
-    chosen = [name for name in named if name in known.settings] or list(known.settings)
+    chosen = list(filter(known.settings.__contains__, named)) or known.settings
     # With any recipe: all have nearly the same fields.
-    data_set = typed.get("data")
-    if data_set in known.recipes:
-        recipe = data_set
-    else:
+    recipe = typed.get("data")
+    if recipe not in known.recipes:
         recipe = next(iter(known.recipes))
     paths: dict[str, str] = {}
     for name in chosen:
         for path, text in known.settings_with(name, recipe):
             paths.setdefault(f"{path}=", text)
-    return _starting_with(list(paths.items()), incomplete)
+    return _starting_with(paths.items(), incomplete)
 
 
 def runs(incomplete: str) -> Completions:
     """Complete run folders and sweeps: those under what was typed, else those under runs."""
     typed = Path(incomplete or "runs/")
+    place = typed.parent
     if incomplete.endswith("/") or not incomplete:
         place = typed
-    else:
-        place = typed.parent
     rows = []
     for path in sorted(place.glob("*/")):
-        if any((path / file).is_file() for file in ("config.toml", "sweep.json")):
-            is_finished = (path / "summary.json").is_file()
-            rows.append((str(path), "finished" if is_finished else ""))
+        if (path / "summary.json").is_file():
+            rows.append((str(path), "finished"))
+        elif (path / "config.toml").is_file() or (path / "sweep.json").is_file():
+            rows.append((str(path), ""))
         elif any(path.glob("*/config.toml")):
             rows.append((f"{path}/", "runs"))
     return _starting_with(rows, incomplete)
 
 
-def _starting_with(rows: Rows | Iterable[tuple[str, str]], incomplete: str) -> Completions:
+def _starting_with(rows: Iterable[tuple[str, str]], incomplete: str) -> Completions:
     matching = []
     for name, text in rows:
         if name.startswith(incomplete):

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..report.comparison_report import ComparedRun, make_comparison_report
-from ..report.page import Page
+from ..report.page import REPORT_FILE, Page
 from ..report.seed_averages import average_over_seeds, print_seed_averages
 from ..report.tables import OPTIONS_SHOWN, print_causes, print_summaries
 from ..report.terminal import split_common_folder
 from ..runs.folder import RunFolder
-from ..runs.report_html import REPORT_FILE as RUN_PAGE
 from ..runs.result import frame
 from ..wire.ledger import sum_by_cause
 from . import sweep
@@ -44,27 +43,35 @@ class Comparison:
             print_causes(self.rows)
             return
         print_summaries(self.rows)
-        finished = {each["run"]: each if each["finished"] else None for each in self.rows}
+        names = [row["run"] for row in self.rows]
+        finished = self._finished(names)
         if self.of_sweeps and any(finished.values()):
             print()
             print_seed_averages(average_over_seeds(finished))
 
+    def _finished(self, names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+        """Return the rows by these names; None for a run that is not finished."""
+        members: dict[str, dict[str, Any] | None] = dict.fromkeys(names)
+        for name, row in zip(names, self.rows, strict=True):
+            if row["finished"]:
+                members[name] = row
+        return members
+
     def groups(self) -> list[dict[str, Any]]:
         """Return every compared method with its settings, over its seeds."""
         _, names = split_common_folder([row["run"] for row in self.rows])
-        members = {}
-        for name, row in zip(names, self.rows, strict=True):
-            members[name] = row if row["finished"] else None
-        return average_over_seeds(members)
+        return average_over_seeds(self._finished(names))
 
     def page(self) -> Page:
         """Return the HTML page of the compared runs; its method ``write`` makes the file."""
         runs = []
         for row in self.rows:
-            summary = row if row["finished"] else None
             lines = RunFolder(Path(row["run"])).metrics_to_show()
-            how_far = f"unfinished: {row.get('rounds_done', 0)} rounds"
-            runs.append(ComparedRun(row["run"], summary, lines, "" if summary else how_far))
+            if row["finished"]:
+                runs.append(ComparedRun(row["run"], row, lines))
+            else:
+                how_far = f"unfinished: {row['rounds_done']} rounds"
+                runs.append(ComparedRun(row["run"], None, lines, how_far))
         return make_comparison_report(runs)
 
     def place_of_page(self) -> Path:
@@ -73,11 +80,12 @@ class Comparison:
         A sweep has its page already, which is written again.
         """
         parents = {Path(row["run"]).parent for row in self.rows}
-        if len(parents) > 1 or len(self.rows) < 2:
+        if len(self.rows) < 2 or len(parents) > 1:
             return Path(PAGE)
-        (parent,) = parents
-        is_a_sweep = self.of_sweeps and (parent / sweep.SWEEP_FILE).is_file()
-        return parent / (RUN_PAGE if is_a_sweep else PAGE)
+        folder = parents.pop()
+        if self.of_sweeps and (folder / sweep.SWEEP_FILE).is_file():
+            return folder / RUN_PAGE
+        return folder / PAGE
 
     def frame(self) -> Any:
         """Return the compared runs as a DataFrame of pandas."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -68,14 +69,14 @@ def estimate_costs(options: CostOptions, warn: Callable[[str], None]) -> list[di
     each setting that some of them lack.
     """
     options.check()
-    chosen = []
+    # By name: a method that is given twice is counted once.
+    by_name = {}
     for method in list_methods(options.methods, "cost"):
         if isinstance(method, str):
-            chosen.append(Variant(method, methods.make(method)))
+            by_name[method] = methods.make(method)
         else:
-            chosen.append(Variant(methods.name_of(method), method))
-    # Named twice, a method is counted once.
-    chosen = list({variant.label: variant for variant in chosen}.values())
+            by_name[methods.name_of(method)] = method
+    chosen = [Variant(name, method) for name, method in by_name.items()]
     settings = [*write_settings(options.set, is_varied=False), *shorthand_settings(vars(options))]
     rows = []
     if options.input is not None:
@@ -85,8 +86,9 @@ def estimate_costs(options: CostOptions, warn: Callable[[str], None]) -> list[di
         return rows
     check(options.examples is None, "examples", options.examples, "left out where there are data")
     federations = Federations(options.data_dir)
-    names = names_of(ExperimentOptions, EvaluateOption, SeedOption)
-    values = {name: getattr(options, name) for name in names}
+    values = {}
+    for name in names_of(ExperimentOptions, EvaluateOption, SeedOption):
+        values[name] = getattr(options, name)
     if options.data is None:
         # As if it had not been given: a caller may pass data or input, and None for the other.
         del values["data"]
@@ -176,7 +178,7 @@ def estimate_cost(
     cohort: int,
     rounds: int,
     recipe: LocalTraining | None = None,
-    info: Callable[[int], ClientInfo] | None = None,
+    info: Callable[[int], ClientInfo] = lambda client: ClientInfo(EXAMPLES_TRAINED),
     trace: BandwidthTraces | None = None,
     seed: int = 0,
     freeze: float = 0.0,
@@ -222,8 +224,6 @@ def estimate_cost(
     check(clients >= 1, "clients", clients, "1 or more")
     check_size(shape, classes)
     local = method.local or recipe or LocalTraining()
-    if info is None:
-        info = _same_device
     federation = _stand_in_federation(shape, classes, clients, cohort, rounds, info)
     with tempfile.TemporaryDirectory() as scratch:
         run = build(
@@ -277,10 +277,6 @@ def estimate_run_cost(run: Run, net: str | nn.Module) -> dict[str, Any]:
     )
 
 
-def _same_device(client: int) -> ClientInfo:
-    return ClientInfo(EXAMPLES_TRAINED)
-
-
 def _stand_in_federation(
     shape: tuple[int, ...],
     classes: int,
@@ -324,16 +320,6 @@ def _quick(method: AnyMethod, local: LocalTraining) -> AnyMethod:
     return quick
 
 
-class Totals(NamedTuple):
-    """What one device has done so far."""
-
-    rounds: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    macs: int = 0
-    seconds: float = 0.0
-
-
 @dataclass
 class Played:
     """What a run that was played to its end took."""
@@ -341,36 +327,40 @@ class Played:
     sent: Ledger = field(default_factory=Ledger)
     seconds: float = 0.0
     """On the virtual clock."""
-    devices: dict[int, Totals] = field(default_factory=dict)
+    devices: dict[int, Counter[str]] = field(default_factory=dict)
+    """By device: rounds, bytes_up, bytes_down, macs and seconds so far."""
 
     def add(self, client: int, costs: MessageCosts, macs: int, taken: Times) -> None:
         """Count one task of a device in the estimated cost."""
         self.sent.add(costs)
-        before = self.devices.get(client, Totals())
-        self.devices[client] = before._replace(
-            bytes_up=before.bytes_up + sum(costs["up"].values()),
-            bytes_down=before.bytes_down + sum(costs["down"].values()),
-            macs=before.macs + macs,
-            seconds=before.seconds + taken.total,
-        )
+        totals = self.devices.setdefault(client, Counter())
+        for direction, parts in costs.items():
+            totals[f"bytes_{direction}"] += sum(parts.values())
+        totals["macs"] += macs
+        # A float among whole numbers: each name has one type.
+        totals["seconds"] += taken.total  # type: ignore[assignment]
 
     def complete(self, clients: Iterable[int]) -> None:
         """Count a round in the estimated cost, for those who took part in its last exchange."""
         for client in clients:
-            before = self.devices[client]
-            self.devices[client] = before._replace(rounds=before.rounds + 1)
+            self.devices[client]["rounds"] += 1
 
     def per_device(self) -> dict[str, dict[str, float]]:
         """Return the estimated cost of a device in a round: least, median and most over devices."""
-        # Clients that only answered before the first round have no round of training.
-        devices = [device for device in self.devices.values() if device.rounds]
-        figures = {}
+        spreads = {}
         for name in ("bytes_up", "bytes_down", "macs", "seconds"):
-            means = [getattr(device, name) / device.rounds for device in devices]
-            spread = {"min": min(means), "median": median(means), "max": max(means)}
+            means = []
+            for totals in self.devices.values():
+                # Clients that only answered before the first round have no round of training.
+                if totals["rounds"]:
+                    means.append(totals[name] / totals["rounds"])
             digits = DIGITS if name == "seconds" else None
-            figures[name] = {word: round(value, digits) for word, value in spread.items()}
-        return figures
+            spreads[name] = {
+                "min": round(min(means), digits),
+                "median": round(median(means), digits),
+                "max": round(max(means), digits),
+            }
+        return spreads
 
 
 @dataclass(frozen=True)

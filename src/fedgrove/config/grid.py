@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
@@ -41,9 +41,11 @@ def make_grid(options: SweepOptions, federations: Federations) -> dict[str, Expe
     """Return the experiments of a sweep by name."""
     options.check()
     names = list_methods(options.methods, "sweep")
-    # A sweep takes seeds in place of a seed; a new option need not be one of sweeps.
-    known = options_of(SweepOptions)
-    values = {name: getattr(options, name) for name in names_of(Experiment) if name in known}
+    values = {}
+    for name in names_of(Experiment):
+        # A sweep takes seeds in place of a seed; a new option need not be one of sweeps.
+        if name in options_of(SweepOptions):
+            values[name] = getattr(options, name)
     base = Experiment(methods.make(names[0]), **load_own_data(values))
     texts = [*write_settings(options.set, is_varied=True), *shorthand_settings(vars(options))]
     return grid(names, base, list_seeds(options.seeds), texts, federations.recipe(base))
@@ -51,29 +53,32 @@ def make_grid(options: SweepOptions, federations: Federations) -> dict[str, Expe
 
 def describe_grid(options: SweepOptions, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
     """What sweep.json keeps of a sweep; folders and engines are left out: they decide no result."""
-    kept = (*names_of(Experiment), *SHORTHANDS)
-    given = {name: plain(value) for name, value in options.given.items() if name in kept}
-    seeds = dict.fromkeys(experiment.seed for experiment in experiments.values())
+    kept = {}
+    for name, value in options.given.items():
+        if name in (*names_of(Experiment), *SHORTHANDS):
+            kept[name] = plain(value)
     return {
-        **given,
+        **kept,
         "methods": list_methods(options.methods, "sweep"),
-        "seeds": list(seeds),
+        "seeds": list(dict.fromkeys(experiment.seed for experiment in experiments.values())),
         "set": write_settings(options.set, is_varied=True),
     }
 
 
 def list_methods(methods: Any, name: str) -> list[Any]:
     """Return the methods of a sweep as a list; none is refused. ``name`` is for errors."""
-    is_several = isinstance(methods, Sequence) and not isinstance(methods, str)
-    listed = list(methods) if is_several else [methods]
-    if not listed:
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
+        return [methods]
+    if not methods:
         raise InputError(f"{name} got no method; give a name, as fedavg, or a list of names.")
-    return listed
+    return list(methods)
 
 
 def list_seeds(seeds: int | Sequence[int]) -> list[int]:
     """Return the seeds of a sweep, of which only the number may be given."""
-    return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if isinstance(seeds, int):
+        return list(range(seeds))
+    return list(seeds)
 
 
 def plain(value: Any) -> Any:
@@ -93,23 +98,24 @@ def write_settings(settings: Settings, is_varied: bool) -> list[str]:
     >>> write_settings({"mu": [0.1, 1], "densities": [(0.5, 0.2)]}, is_varied=True)
     ['mu=0.1|1', 'densities=0.5,0.2']
     """
+    if isinstance(settings, str):
+        raise InputError(
+            f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of values."
+        )
     if not isinstance(settings, Mapping):
-        if isinstance(settings, str):
-            raise InputError(
-                f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of "
-                "values."
-            )
         return list(settings)
     texts = []
     for key, value in settings.items():
-        values = value if is_varied and isinstance(value, list) else [value]
-        texts.append(f"{key}={'|'.join(_write_value(each) for each in values)}")
+        values = [value]
+        if is_varied and isinstance(value, list):
+            values = value
+        texts.append(f"{key}={'|'.join(map(_write_value, values))}")
     return texts
 
 
 def _write_value(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ",".join(str(item) for item in value)
+        return ",".join(map(str, value))
     return str(value)
 
 
@@ -130,7 +136,9 @@ def grid(
     """
     check(bool(names), "the list of methods", list(names), "one method or more")
     check(bool(seeds), "the list of seeds", list(seeds), "one seed or more")
-    chosen = [Variant(_label(name, names), methods.make(name)) for name in names]
+    chosen = []
+    for name in names:
+        chosen.append(Variant(_label(name, names), methods.make(name)))
     every_variant = variants(chosen, texts, recipe)
     for one, other in combinations(every_variant, 2):
         if one.label != other.label and one.method == other.method:
@@ -138,9 +146,10 @@ def grid(
                 f"{one.label} and {other.label} would be the same run; leave one of them out."
             )
     experiments: dict[str, Experiment] = {}
+    ending = PER_TASK if base.per_task else ""
     for label, method in every_variant:
         for seed in seeds:
-            name = f"{label}{PER_TASK if base.per_task else ''}-s{seed}"
+            name = f"{label}{ending}-s{seed}"
             if name in experiments:
                 raise InputError(
                     f"the sweep holds {name} twice; give every method, value and seed once."
@@ -152,8 +161,8 @@ def grid(
 def _label(name: str, names: Sequence[str]) -> str:
     """The method's part of a folder's name; files tell classes of one name apart."""
     label = methods.label_of(name)
-    is_shared = any(methods.label_of(other) == label for other in names if other != name)
-    if is_shared and is_file_spec(name):
+    labels_of_others = map(methods.label_of, set(names) - {name})
+    if is_file_spec(name) and label in labels_of_others:
         file = Path(name.partition(".py:")[0]).name
         return f"{file}-{label}"
     return label
@@ -169,17 +178,18 @@ def variants(
     A field that no method has is refused, as :func:`fedgrove.config.settings.assign` refuses it.
     """
     # Checked at the end: settings may be right together only.
-    current = [(variant.label, Draft(variant.method)) for variant in chosen]
+    drafts = [(variant.label, Draft(variant.method)) for variant in chosen]
     for text in texts:
-        somebody_has_it = any(_hints(draft.method, text, recipe) for _, draft in current)
-        if not somebody_has_it:
-            # Raises, and says what there is.
-            assign(chosen[0].method, text, recipe)
         varied: list[tuple[str, Draft[AnyMethod]]] = []
-        for label, draft in current:
-            varied.extend(_varied(label, draft, text, recipe))
-        current = varied
-    return [Variant(label, draft.checked()) for label, draft in current]
+        is_known = False
+        for label, draft in drafts:
+            is_known = is_known or has_setting(draft.method, text, recipe)
+            varied += _varied(label, draft, text, recipe)
+        if not is_known:
+            # Raises, and lists the settings.
+            assign(chosen[0].method, text, recipe)
+        drafts = varied
+    return [Variant(label, draft.checked()) for label, draft in drafts]
 
 
 def _varied(
@@ -213,12 +223,10 @@ def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = No
     if not equals:
         # `assign` says what is missing.
         return [text]
-    takes_a_list = False
-    for hint in _hints(method, text, recipe):
-        for member in members(hint):
-            if get_origin(member) is tuple:
-                takes_a_list = True
-    separator = "|" if "|" in value or takes_a_list else ","
+    separator = "|"
+    alternative_types = chain.from_iterable(map(members, _hints(method, text, recipe)))
+    if "|" not in value and tuple not in map(get_origin, alternative_types):
+        separator = ","
     return [f"{key.strip()}={one.strip()}" for one in value.split(separator)]
 
 
@@ -235,8 +243,10 @@ def has_setting(method: AnyMethod, text: str, recipe: LocalTraining | None = Non
 def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[Any]:
     """The types of the fields that the key of ``key=value`` may mean."""
     key = text.partition("=")[0].strip()
-    complete = with_default_recipe(method, recipe)
-    hint_by_path = {setting.path: setting.hint for setting in walk(complete)}
-    if key in hint_by_path:
-        return [hint_by_path[key]]
-    return [hint for path, hint in hint_by_path.items() if path.endswith(f".{key}")]
+    hints = []
+    for setting in walk(with_default_recipe(method, recipe)):
+        if setting.path == key:
+            return [setting.hint]
+        if setting.path.endswith(f".{key}"):
+            hints.append(setting.hint)
+    return hints
