@@ -9,7 +9,9 @@ import pytest
 
 import fedgrove as fg
 from fedgrove.export.figures import Exported
-from fedgrove.export.make import export_all
+from fedgrove.export.formats import ExportOptions
+from fedgrove.export.make import export_client
+from fedgrove.export.source import opened
 
 
 @pytest.fixture(scope="session")
@@ -29,4 +31,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def everyone(digits: Path) -> dict[int, Exported]:
     """All its models, in the folder of the run, in int8 too."""
-    return {made.client: made for made in export_all(digits, int8=True)}
+    source = opened(digits)
+    options = ExportOptions(int8=True)
+    return {client: export_client(source, client, options, None) for client in source.files}

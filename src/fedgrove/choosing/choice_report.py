@@ -88,9 +88,7 @@ def _metric(planned: ChoicePlan) -> Scores:
 
 
 def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
-    model_bytes = None
-    if trial.model_bytes is not None:
-        model_bytes = round(trial.model_bytes)
+    model_bytes = trial.model_bytes
     return {
         "method": trial.method,
         "went_on": is_judged,
@@ -100,7 +98,7 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
         "worst_tenth": round(trial.worst_tenth, 6),
         "heading": round(predict_full_score(trial, planned.rounds), 6),
         "bytes_each": round(trial.bytes_each),
-        "model_bytes": model_bytes,
+        "model_bytes": None if model_bytes is None else round(model_bytes),
         "seconds": round(trial.seconds, 1),
     }
 
@@ -378,18 +376,14 @@ def write_page(
     folder: Path,
 ) -> str:
     """Write the page of a choice, with the methods tried on all seeds; return its path or ""."""
-    lengths = {}
-    for trial in trials:
-        lengths[methods.label_of(trial.method)] = trial.epochs
+    lengths = {methods.label_of(trial.method): trial.epochs for trial in trials}
     runs = []
     for name, end in ends.items():
         label = strip_seed(name)
         if isinstance(end, Failure) or label not in lengths:
             continue
         summary = use_validation_scores(end.summary, lengths[label])
-        lines = []
-        for line in end.folder.metrics_to_show():
-            lines.append(_line_on_validation(line))
+        lines = list(map(_line_on_validation, end.folder.metrics_to_show()))
         runs.append(ComparedRun(str(folder / name), summary, lines))
     title = f"Which method? {found['pick']}"
 
@@ -423,11 +417,9 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
     metric = summary.get("metric") or "accuracy"
     more_is_better = bool(summary.get("more_is_better", True))
     figures = spread(values, metric, more_is_better)
-    kept = {}
-    for key, value in summary.items():
-        # Scores per task are on test data, which the page must not show.
-        if key != "tasks":
-            kept[key] = value
+    kept = dict(summary)
+    # Scores per task are on test data, which the page must not show.
+    kept.pop("tasks", None)
     return {
         **kept,
         **figures,
@@ -438,13 +430,11 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
 
 
 def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:
-    metric = line.get("metric", "accuracy")
+    key = f"{line.get('metric', 'accuracy')}_mean"
     mean = average_validation(line)
-    kept = {}
-    for key, value in line.items():
-        if key != f"{metric}_mean":
-            kept[key] = value
+    kept = dict(line)
     # Without a score the round stays out of the chart; a test score must not stand in for it.
+    kept.pop(key, None)
     if mean is not None:
-        kept[f"{metric}_mean"] = mean
+        kept[key] = mean
     return kept

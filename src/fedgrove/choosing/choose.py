@@ -42,7 +42,7 @@ from ..data import ClientData, Federation
 from ..errors import EngineError, InputError, check
 from ..nets import Net
 from ..options import ChooseOptions, ExperimentOptions
-from ..options.definition import names_of, takes
+from ..options.definition import takes
 from ..options.groups import DataDirOption, EngineOptions, TrainingOptions
 from ..problems import MixedProblem
 from ..runs.files import cannot_write, fresh_name, write_bytes
@@ -184,7 +184,6 @@ def choose_method(options: ChooseOptions) -> Choice:
 def plan_choice(options: ChooseOptions) -> ChoicePlan:
     """Check the request and plan the trials; nothing is written."""
     options.check()
-    given = options.given
     settings = shorthand_settings(vars(options))
     wanted = parse_budget(options.budget)
     names = options.methods
@@ -192,18 +191,14 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         names = [names]
     check(names is None or bool(names), "methods", names, "one name or more, or left out")
     if names is not None:
-        labels = set()
-        for name in names:
-            labels.add(methods.label_of(name))
+        labels = set(map(methods.label_of, names))
         check(len(labels) == len(names), "methods", ",".join(names), "each of them once")
     seeds = list_seeds(options.seeds)
     check(len(set(seeds)) == len(seeds), "seeds", options.seeds, "each of them once")
     check(options.score_on != 0, "score_on", 0, "1 or more: clients are compared")
-    values = {}
-    for name in names_of(ExperimentOptions):
-        values[name] = getattr(options, name)
+    values = options.values_of(ExperimentOptions)
     # A federation is divided already, and has its own share.
-    if isinstance(options.data, Federation) and "validation" not in given:
+    if isinstance(options.data, Federation) and "validation" not in options.given:
         del values["validation"]
     base = Experiment(method=methods.make("local"), **load_own_data(values))
     federations = Federations(options.data_dir)
@@ -220,16 +215,10 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
             f"none of the methods fits. {reasons} Give more budget, fewer rounds, a smaller net or "
             "other methods."
         )
-    of_a_run = names_of(ExperimentOptions, TrainingOptions)
-    how_to_run = names_of(EngineOptions, DataDirOption)
     run_options = {"data": options.data, "finetune": options.finetune}
-    running = {}
-    for name, value in given.items():
-        # The rounds of the full run are a field of the plan: they may be the data set's default.
-        if name in of_a_run and name != "rounds":
-            run_options[name] = value
-        if name in how_to_run:
-            running[name] = value
+    run_options |= options.given_of(ExperimentOptions, TrainingOptions)
+    # The rounds of the full run are a field of the plan: they may be the data set's default.
+    run_options.pop("rounds", None)
     return ChoicePlan(
         base=base,
         run_options=run_options,
@@ -244,7 +233,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         federations=federations,
         net=base_plan.run.net,
         clients=len(base_plan.run.infos),
-        running=running,
+        running=options.given_of(EngineOptions, DataDirOption),
     )
 
 
@@ -290,9 +279,7 @@ def _check_can_be_judged(run: Any, is_divided: bool) -> None:
 
 def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
     """What decides the outcome, as choice.json keeps it."""
-    request = {}
-    for name, value in planned.run_options.items():
-        request[name] = plain(value)
+    request = {name: plain(value) for name, value in planned.run_options.items()}
     prints = {}
     if isinstance(planned.base.data, Federation):
         prints["data"] = fingerprint_data(planned.base.data)
@@ -326,11 +313,10 @@ def fingerprint_data(federation: Federation) -> str:
 
 
 def _fingerprint_client(data: ClientData) -> bytes:
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
-        part = getattr(data, name)
-        tensors[f"{name}.x"] = part.x
-        tensors[f"{name}.y"] = part.y
+        examples = getattr(data, name)
+        tensors |= {f"{name}.x": examples.x, f"{name}.y": examples.y}
     # The device is part of it: methods fit models to devices.
     return digest(tensors) + repr(data.info).encode()
 
@@ -377,11 +363,7 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
 
 
 def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {}
-    for word, value in asked.items():
-        if word != "fingerprints":
-            kept[word] = value
-    return kept
+    return {word: value for word, value in asked.items() if word != "fingerprints"}
 
 
 def _begin(folder: Path, planned: ChoicePlan) -> None:
@@ -435,23 +417,21 @@ def _find(
     )
     if not later:
         # All that went on failed, or took too much: what one seed says of the rest.
-        later = {}
-        for name, each in early.items():
-            if name not in left_out:
-                later[name] = each
+        later = {name: each for name, each in early.items() if name not in left_out}
     if not later:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise EngineError(f"no method could be judged. {reasons}")
-    behind = []
-    for name, each in early.items():
-        if name not in {*later, *left_out}:
-            behind.append(each)
+    behind = [each for name, each in early.items() if name not in {*later, *left_out}]
     # Ranked apart: scores of one seed and of all seeds are not compared.
     trials = [*rank_trials(list(later.values())), *rank_trials(behind)]
+    seconds = 0.0
+    for end in ends.values():
+        if isinstance(end, Result):
+            seconds += end.summary["seconds"]
     cost = {
         "rounds": planned.trial * len(ends),
         "rounds_in_full": planned.rounds * len(names) * len(planned.seeds),
-        "seconds": round(sum(map(_read_seconds, ends.values())), 1),
+        "seconds": round(seconds, 1),
     }
     found = choice_report.describe_choice(planned, trials, len(later), left_out, cost)
     page = choice_report.write_page(ends, trials[: len(later)], found, folder)
@@ -482,9 +462,7 @@ def _read_hindsight(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] | 
         return None
     kept = before.get("hindsight")
     # choice.json may have been edited by hand.
-    if isinstance(kept, dict):
-        return kept
-    return None
+    return kept if isinstance(kept, dict) else None
 
 
 def _train(
@@ -544,9 +522,3 @@ def _judge(
             continue
         trials[name] = trial
     return trials
-
-
-def _read_seconds(end: Result | Failure) -> float:
-    if isinstance(end, Failure):
-        return 0.0
-    return float(end.summary["seconds"])

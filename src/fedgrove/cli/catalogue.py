@@ -97,13 +97,10 @@ def _find_settings(options: ShowOptions) -> tuple[str, Rows]:
         settings = known.settings_with(options.method, options.data)
         return known.docstrings[options.method], settings
     from .. import methods
-    from ..config.experiment import DATA_NAMES, Experiment, Federations
+    from ..config.experiment import Experiment, Federations
 
     instance = methods.make(options.method)
-    given = {}
-    for name, value in options.given.items():
-        if name in DATA_NAMES:
-            given[name] = value
+    given = options.given_of(DataOptions)
     recipe = Federations(options.data_dir).recipe(Experiment(instance, **given))
     return _docstring(type(instance)), setting_rows(instance, recipe)
 
@@ -113,6 +110,7 @@ def make_index() -> Index:
     from .. import methods
     from ..data.sets import SETS
     from ..parts.local import LocalTraining
+    from ..runs.faults import KINDS
     from ..runs.run import make_recipe
 
     lists = {
@@ -121,7 +119,7 @@ def make_index() -> Index:
         "nets": _nets(),
         "parts": _parts(),
         "engines": _engines(),
-        "faults": _faults(),
+        "faults": list(KINDS.items()),
     }
     docstrings = {}
     settings = {}
@@ -293,13 +291,6 @@ def _parts() -> list[tuple[str, str]]:
     return [(role, ", ".join(names)) for role, names in names_by_role.items()]
 
 
-def _faults() -> list[tuple[str, str]]:
-    """What ``--faults`` takes."""
-    from ..runs.faults import FAULT_KINDS
-
-    return list(FAULT_KINDS.items())
-
-
 def _engines() -> list[tuple[str, str]]:
     from .. import engines
 
@@ -324,10 +315,7 @@ def _docstring(method: type) -> str:
 
 
 def _extra(modules: tuple[str, ...]) -> str:
-    missing = []
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            missing.append(module)
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         return f"not installed; pip install {' '.join(missing)}"
     return "installed"

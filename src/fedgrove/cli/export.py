@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import KW_ONLY, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..options.definition import Options, argument, option, option_class
@@ -40,7 +40,9 @@ def export(options: ExportOptions) -> None:
 
     The outputs of the file are compared with those of PyTorch before anything is written.
     """
-    from ..export import make
+    from ..export import formats
+    from ..export.make import export_client
+    from ..export.source import opened
 
     options.check()
     one_is_given = options.client is not None
@@ -48,12 +50,12 @@ def export(options: ExportOptions) -> None:
         raise InputError(
             "give either --client K, for one client of the run, or --all, for all of its clients."
         )
-    names = ("to", "int8", "standardised", "align", "out", "data_dir", "trust")
-    arguments: Any = {name: getattr(options, name) for name in names}
-    if options.client is None:
-        exports = list(make.export_all(options.run, **arguments))
-    else:
-        exports = [make.export_model(options.run, client=options.client, **arguments)]
+    wanted = formats.ExportOptions(options.to, options.int8, options.standardised, options.align)
+    source = opened(options.run, data_dir=options.data_dir, trust=options.trust)
+    clients = sorted(source.files)
+    if options.client is not None:
+        clients = [source.number(options.client)]
+    exports = [export_client(source, client, wanted, options.out) for client in clients]
     if options.json:
         entries = [exported.json() for exported in exports]
         # A list for --all even where the run has one client, so that scripts can rely on it.

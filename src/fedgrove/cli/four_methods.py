@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError, check
 from ..options import RunOptions, SweepOptions
-from ..options.definition import make_options, options_of
+from ..options.definition import make_options
 
 if TYPE_CHECKING:
     from ..config.experiment import Experiment, Federations
@@ -85,13 +85,8 @@ def _make_sweep(options: RunOptions) -> SweepOptions:
     # An option may also be given as a setting: --set lr=0.1, --set local.epochs=2.
     for text in options.set:
         defaults.pop(text.partition("=")[0].rpartition(".")[2], None)
-    known = options_of(SweepOptions)
-    given = {}
-    for name, value in options.given.items():
-        if name in known:
-            given[name] = value
     seeds = (options.seed,) if "seed" in options.given else SEEDS
-    values = {**defaults, **given, "methods": METHODS, "seeds": seeds}
+    values = {**defaults, **options.given_of(SweepOptions), "methods": METHODS, "seeds": seeds}
     return make_options(SweepOptions, values, "run")
 
 

@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import field
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..options import CostOptions, RerunOptions, RunOptions
+from ..options import CostOptions, RerunOptions, ResumeOptions, RunOptions
 from ..options.definition import Options, argument, names_of, option, option_class
 from ..options.groups import (
     METHOD,
@@ -219,10 +220,7 @@ def resume(options: ResumeCommand) -> None:
         )
     from .. import api
 
-    given = {}
-    for name, value in options.given.items():
-        if name not in ("run", "json"):
-            given[name] = value
+    given = options.given_of(ResumeOptions)
     result = api.resume(path, **given, progress=not options.json)
     _show(result, options.json)
 
@@ -232,14 +230,8 @@ def find_unfinished(place: Path) -> Path:
 
     One that another process is training is left out.
     """
-    unfinished = []
-    for path in find_runs(place):
-        if not _is_finished(path):
-            unfinished.append(path)
-    free = []
-    for path in unfinished:
-        if _is_free(path):
-            free.append(path)
+    unfinished = list(filterfalse(_is_finished, find_runs(place)))
+    free = list(filter(_is_free, unfinished))
     if not free:
         busy = ""
         if unfinished:

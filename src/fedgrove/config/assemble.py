@@ -35,7 +35,6 @@ from ..data.devices import read_devices
 from ..errors import InputError, Refusals, check, unknown
 from ..nets.user_files import is_file_spec
 from ..options import OneRunOptions
-from ..options.definition import names_of
 from ..options.groups import EngineOptions, Settings
 from ..parts.local import SGD, Adam, LocalTraining
 from ..runs.folder import RunFolder
@@ -72,15 +71,12 @@ def make_experiment(
         InputError: Everything that is wrong, a sentence for each.
     """
     refusals = Refusals(options.mistakes)
-    known = names_of(type(options))
-    names = [name for name in names_of(Experiment) if name in known]
-    values = {name: getattr(options, name) for name in names}
+    values = options.values_of(Experiment)
     method = options.method
     settings: list[Settings] = []
     if config is not None:
         file = read_config(config, options.given, refusals, trust)
-        given = {name: value for name, value in options.given.items() if name in names}
-        values = {**file.options, **given}
+        values = {**file.options, **options.given_of(Experiment)}
         settings.append(file.settings)
         if "method" not in options.given:
             # A method that could not be made was refused; any will do to check the rest.

@@ -84,7 +84,7 @@ class Comparison:
             return Path(PAGE)
         folder = parents.pop()
         if self.of_sweeps and (folder / sweep.SWEEP_FILE).is_file():
-            return folder / RUN_PAGE
+            return folder / REPORT_FILE
         return folder / PAGE
 
     def frame(self) -> Any:

@@ -23,7 +23,6 @@ from ..engines.work import Computed, find_pass, run_stages
 from ..errors import InputError, check, spell_option
 from ..nets import check_size
 from ..options import CostOptions, ExperimentOptions
-from ..options.definition import names_of
 from ..options.groups import EvaluateOption, SeedOption
 from ..parts.local import LocalTraining
 from ..renamed import find_renamed
@@ -86,9 +85,7 @@ def estimate_costs(options: CostOptions, warn: Callable[[str], None]) -> list[di
         return rows
     check(options.examples is None, "examples", options.examples, "left out where there are data")
     federations = Federations(options.data_dir)
-    values = {}
-    for name in names_of(ExperimentOptions, EvaluateOption, SeedOption):
-        values[name] = getattr(options, name)
+    values = options.values_of(ExperimentOptions, EvaluateOption, SeedOption)
     if options.data is None:
         # As if it had not been given: a caller may pass data or input, and None for the other.
         del values["data"]

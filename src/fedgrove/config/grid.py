@@ -14,11 +14,10 @@ from ..core import AnyMethod
 from ..errors import InputError, check
 from ..nets.user_files import is_file_spec
 from ..options import SweepOptions
-from ..options.definition import members, names_of, options_of
-from ..options.groups import Settings
+from ..options.definition import members
+from ..options.groups import Settings, TrainingOptions
 from ..parts.local import LocalTraining
 from .experiment import (
-    SHORTHANDS,
     Experiment,
     Federations,
     load_own_data,
@@ -41,24 +40,18 @@ def make_grid(options: SweepOptions, federations: Federations) -> dict[str, Expe
     """Return the experiments of a sweep by name."""
     options.check()
     names = list_methods(options.methods, "sweep")
-    values = {}
-    for name in names_of(Experiment):
-        # A sweep takes seeds in place of a seed; a new option need not be one of sweeps.
-        if name in options_of(SweepOptions):
-            values[name] = getattr(options, name)
-    base = Experiment(methods.make(names[0]), **load_own_data(values))
+    # A sweep takes seeds in place of a seed; a new option need not be one of sweeps.
+    values = load_own_data(options.values_of(Experiment))
+    base = Experiment(methods.make(names[0]), **values)
     texts = [*write_settings(options.set, is_varied=True), *shorthand_settings(vars(options))]
     return grid(names, base, list_seeds(options.seeds), texts, federations.recipe(base))
 
 
 def describe_grid(options: SweepOptions, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
     """What sweep.json keeps of a sweep; folders and engines are left out: they decide no result."""
-    kept = {}
-    for name, value in options.given.items():
-        if name in (*names_of(Experiment), *SHORTHANDS):
-            kept[name] = plain(value)
+    kept = options.given_of(Experiment, TrainingOptions)
     return {
-        **kept,
+        **{name: plain(value) for name, value in kept.items()},
         "methods": list_methods(options.methods, "sweep"),
         "seeds": list(dict.fromkeys(experiment.seed for experiment in experiments.values())),
         "set": write_settings(options.set, is_varied=True),
@@ -224,8 +217,9 @@ def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = No
         # `assign` says what is missing.
         return [text]
     separator = "|"
-    alternative_types = chain.from_iterable(map(members, _hints(method, text, recipe)))
-    if "|" not in value and tuple not in map(get_origin, alternative_types):
+    types = chain.from_iterable(map(members, _hints(method, text, recipe)))
+    takes_a_list = any(get_origin(each) is tuple for each in types)
+    if "|" not in value and not takes_a_list:
         separator = ","
     return [f"{key.strip()}={one.strip()}" for one in value.split(separator)]
 

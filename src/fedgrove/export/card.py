@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..data.sets import SETS
-from ..report.page import escape_markdown, render
+from ..report.page import render
 from .figures import Exported
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
     """Return the model card of an exported file; ``standardised`` if its inputs are already."""
     client = exported.client
     rows = {row.version: row for row in exported.rows}
-    name = source.name(client)
     # A federation made in Python has a name of its own, which no known data set need have.
     known = SETS.get(source.federation.name)
     values = {
@@ -28,7 +27,6 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
         "exported": exported,
         "standardised": standardised,
         "version": __version__,
-        "client": str(client) if name == str(client) else f"{client} ({escape_markdown(name)})",
         "data": source.data(client),
         "preparation": source.preparation(client),
         "takes_raw": source.takes_raw(client),
@@ -36,6 +34,6 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
         "sizes": ", ".join(map(str, source.federation.shape)),
         "shrunk": rows["shrunk"],
         "is_smaller": rows["shrunk"].params < rows["dense"].params,
-        "address": known.source if known else "",
+        "known": known,
     }
     return render("card.md", values, TEMPLATES)

@@ -90,48 +90,13 @@ def export_model(
     """
     options = ExportRequest(to, int8, standardised, align)
     source = opened(run, data, net, data_dir, trust)
-    return _export(source, source.number(client), options, out)
+    return export_client(source, source.number(client), options, out)
 
 
-def export_all(
-    run: str | Path | Result | RunFolder,
-    *,
-    to: str = "onnx",
-    int8: bool = False,
-    out: str | Path | None = None,
-    standardised: bool = False,
-    align: int = 1,
-    data: Federation | None = None,
-    net: nn.Module | None = None,
-    data_dir: str | Path | None = None,
-    trust: bool = False,
-) -> Iterator[Exported]:
-    """Export the model of every client of a run; each is written when it is yielded.
-
-    Args:
-        run: A finished run: its folder or its result.
-        to: The format, "onnx" or "executorch".
-        int8: Whether to write quantised files as well.
-        out: The folder for the files; None: ``export`` in the run folder.
-        standardised: Whether the files take standardised inputs.
-        align: Shrunk layers keep zero channels until their width is a multiple of this number.
-        data: The federation again, for a run on data made in Python.
-        net: The network again, for a run with a module made in Python.
-        data_dir: The folder with the data sets' files.
-        trust: Whether code that config.toml names may be run.
-
-    Returns:
-        The exported models, one after another.
-    """
-    # Not a generator function: wrong arguments are refused at the call, not at the first client.
-    options = ExportRequest(to, int8, standardised, align)
-    source = opened(run, data, net, data_dir, trust)
-    return (_export(source, client, options, out) for client in sorted(source.files))
-
-
-def _export(
+def export_client(
     source: Source, client: int, options: ExportRequest, out: str | Path | None
 ) -> Exported:
+    """Export the model of one client of a run that was opened; refuse to overwrite files."""
     subject = _subject(source, client, options)
     folder = source.folder.path / "export" if out is None else Path(out)
     for name in options.names(client).values():

@@ -54,9 +54,7 @@ def ends(graph: Any) -> list[str]:
     An error of the first layer passes through all others; one of the last goes straight into the
     logits.
     """
-    counts: dict[str, int] = {}
-    for name, layer in _layers(graph).items():
-        counts[name] = math.prod(layer.weight.dims)
+    counts = {name: math.prod(layer.weight.dims) for name, layer in _layers(graph).items()}
     limit = SMALL * sum(counts.values())
     names = list(counts)
     kept: list[str] = []
@@ -73,19 +71,14 @@ def shares_without(graph: Any, kept: list[str]) -> tuple[float, float] | None:
     None where layers of other kinds (recurrent ones, say) have weights too: they are not quantised,
     and their MACs are not counted here.
     """
-    matrices: set[str] = set()
-    for tensor in graph.initializer:
-        # A bias has one axis: it moves a layer's output but multiplies nothing.
-        if len(tensor.dims) > 1:
-            matrices.add(tensor.name)
+    # A bias has one axis: it moves a layer's output but multiplies nothing.
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
     for node in graph.node:
         is_counted = node.op_type in (*PLAIN, *LAYERS)
         if not is_counted and matrices.intersection(node.input):
             return None
 
-    shapes: dict[str, Any] = {}
-    for value in graph.value_info:
-        shapes[value.name] = value.type.tensor_type.shape.dim
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
     weights: dict[str, int] = {}
     macs: dict[str, int] = {}
     for name, layer in _layers(graph).items():
@@ -107,9 +100,7 @@ def _places(node: Any, shapes: Any) -> int:
 
 
 def _share_without(amounts: dict[str, int], left_out: list[str]) -> float:
-    excluded = 0
-    for name in left_out:
-        excluded += amounts[name]
+    excluded = sum(map(amounts.__getitem__, left_out))
     return 1 - excluded / max(1, sum(amounts.values()))
 
 
@@ -124,15 +115,9 @@ def relu_first(graph: Any, kept: list[str]) -> None:
     """
     producers = _producers(graph)
     # Listed beforehand: a swap puts the pooling further back, where it would be met again.
-    pools = []
-    for node in graph.node:
-        if node.op_type == "MaxPool":
-            pools.append(node)
+    pools = [node for node in graph.node if node.op_type == "MaxPool"]
     for pool in pools:
-        consumers = []
-        for node in graph.node:
-            if pool.output[0] in node.input:
-                consumers.append(node)
+        consumers = [node for node in graph.node if pool.output[0] in node.input]
         only_relu_follows = len(consumers) == 1 and consumers[0].op_type == "Relu"
         layer = producers.get(pool.input[0])
         if only_relu_follows and layer is not None and layer.name not in kept:
@@ -247,10 +232,7 @@ def _moments(
     """
     import onnx
 
-    nodes: list[Any] = []
-    for layer in layers.values():
-        if _inputs(layer) <= WIDEST:
-            nodes.append(layer.node)
+    nodes = [layer.node for layer in layers.values() if _inputs(layer) <= WIDEST]
 
     # onnxruntime gives only outputs, so what layers read is made an output of a copy.
     watched = type(model)()

@@ -321,6 +321,16 @@ class Options:
     not_typed: ClassVar[tuple[str, ...]] = ()
     """Inherited options that the command does not take."""
 
+    def values_of(self, *classes: type) -> dict[str, Any]:
+        """Return the values of the options that one of ``classes`` has too."""
+        known = names_of(*classes)
+        return {name: value for name, value in vars(self).items() if name in known}
+
+    def given_of(self, *classes: type) -> dict[str, Any]:
+        """Return the options that were given and that one of ``classes`` has too."""
+        known = names_of(*classes)
+        return {name: value for name, value in self.given.items() if name in known}
+
     def check(self) -> None:
         """Refuse all options that are wrong at once."""
         if self.mistakes:

@@ -457,17 +457,12 @@ def draw_bars(
 
 
 def _choose_lanes(marks: Sequence[Marks], stacked: bool) -> list[int]:
-    lanes = []
-    next_lane = 0
+    lanes: list[int] = []
     for each in marks:
-        if each.lane is not None:
-            lanes.append(each.lane)
-            next_lane = max(next_lane, each.lane + 1)
-        elif stacked:
-            lanes.append(0)
-        else:
-            lanes.append(next_lane)
-            next_lane += 1
+        lane = each.lane
+        if lane is None:
+            lane = 0 if stacked else max(lanes, default=-1) + 1
+        lanes.append(lane)
     return lanes
 
 

@@ -6,6 +6,7 @@ sections and their texts are in ``templates/comparison.html``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -21,6 +22,8 @@ from .seed_averages import Group, strip_seed
 from .tables import Scores, Summary, read_column
 from .terminal import split_common_folder
 
+BASELINES = ("fedavg", "local")
+"""Methods that the headline compares the best entry with."""
 FAR_APART = 10
 """If one entry sends this many times as many bytes as another, the scale is logarithmic."""
 UNSURE = 0.05
@@ -66,13 +69,16 @@ def make_comparison_report(
         if each.summary is not None:
             finished.append(each.summary)
     unfinished = len(runs) - len(finished)
+    warning = ""
+    if unfinished:
+        warning = f"{unfinished} of {len(runs)} runs are not finished"
     groups = seed_averages.average_over_seeds({each.run: each.summary for each in runs})
     sections = _make_sections(groups, runs)
     if not lead and len(sections) == 1:
         lead = headline(groups)
     return Page(
         title or _make_title(finished),
-        f"{unfinished} of {len(runs)} runs are not finished" if unfinished else "",
+        warning,
         template="comparison.html",
         lead=lead,
         finished=finished,
@@ -95,14 +101,11 @@ def make_comparison_report(
 
 
 def _make_title(finished: Sequence[Summary]) -> str:
-    # Dictionaries keep the order of first appearance, which sets would not.
-    methods: dict[str, None] = {}
-    data: dict[str, None] = {}
-    for summary in finished:
-        methods[summary["method"]] = None
-        data[summary["data"]] = None
-    if not methods:
+    if not finished:
         return "Comparison of runs"
+    # Dictionaries keep the order of first appearance, which sets would not.
+    methods = dict.fromkeys(map(itemgetter("method"), finished))
+    data = dict.fromkeys(map(itemgetter("data"), finished))
     return f"{list_some(list(methods))} on {', '.join(data)}"
 
 
@@ -145,25 +148,24 @@ def headline(groups: Sequence[Group]) -> str:
     scores = Scores.from_summary(groups[0])
     ranked = sorted(groups, key=_mean_score, reverse=scores.more_is_better)
     best, second = ranked[:2]
-    baselines = [group for group in ranked[1:] if group["method"] in ("fedavg", "local")]
-    # The next best too: where it is close, it may be the better choice.
-    named = baselines if second in baselines else [second, *baselines]
     others = []
-    for group in named:
-        others.append(f"{group['group']} gives {scores.describe(_mean_score(group))}")
+    for group in ranked[1:]:
+        # The next best too: where it is close, it may be the better choice.
+        if group is second or group["method"] in BASELINES:
+            others.append(f"{group['group']} gives {scores.describe(_mean_score(group))}")
     listed = others.pop()
     if others:
         listed = f"{', '.join(others)} and {listed}"
     score = scores.describe(_mean_score(best))
     if scores.share:
         score += f" {scores.metric}"
-    when = _describe_common(group["finetune_epochs"] for group in groups)
+    when = _describe_common(map(itemgetter("finetune_epochs"), groups))
     text = f"{best['group']} serves clients best: {score} on average {when}; {listed}."
-    for group in baselines:
+    for group in ranked[1:]:
         if group["method"] == "fedavg" and _mebibytes(group):
             share = tables.format_percent(_mebibytes(best) / _mebibytes(group))
             text += f" {best['group']} sends {share} of {group['group']}'s bytes."
-    if all(len(group["seeds"]) < 2 for group in ranked):
+    if max(len(group["seeds"]) for group in ranked) < 2:
         text += " One seed each: small differences may be chance."
     p = _paired_p(best, second)
     if p is not None and p > UNSURE:
@@ -207,11 +209,11 @@ class _Section:
     @property
     def has_seeds(self) -> bool:
         """Whether any entry of the report has several seeds."""
-        return any(len(group["seeds"]) > 1 for group in self.groups)
+        return max(len(group["seeds"]) for group in self.groups) > 1
 
     def when(self) -> str:
         """Return when the scores of the report were measured."""
-        return _describe_common(group["finetune_epochs"] for group in self.groups)
+        return _describe_common(map(itemgetter("finetune_epochs"), self.groups))
 
     def charts(self) -> list[Chart]:
         """Return all charts."""
@@ -251,7 +253,9 @@ class _Section:
         marks = []
         for i, length in enumerate(lengths):
             # Before fine-tuning is grey; what fine-tuning adds has colours.
-            colour = UNTUNED_COLOUR if length == "0" else i - ("0" in lengths)
+            colour = i - ("0" in lengths)
+            if length == "0":
+                colour = UNTUNED_COLOUR
             averages = {}
             for group in seed_averages.average_after(members, length):
                 averages[group["group"]] = group
@@ -286,18 +290,8 @@ class _Section:
         for cost, group in zip(costs, self.groups, strict=True):
             points.append((cost, scores.factor * _mean_score(group)))
         front = [points[i] for i in find_front(points, scores.more_is_better)]
-        series = [
-            Series.from_points(
-                "",
-                front,
-                UNTUNED_COLOUR,
-                dashed=True,
-                marker="",
-                in_legend=False,
-                tips=[""] * len(front),
-                size=0,
-            )
-        ]
+        line = {"dashed": True, "marker": "", "in_legend": False, "tips": [""] * len(front)}
+        series = [Series.from_points("", front, UNTUNED_COLOUR, size=0, **line)]
         for i, (group, (x, y)) in enumerate(zip(self.groups, points, strict=True)):
             name = group["group"]
             series.append(
@@ -399,9 +393,12 @@ def find_front(points: Sequence[tuple[float, float]], more_is_better: bool = Tru
     [0, 2]
     """
     sign = 1 if more_is_better else -1
-    order = sorted(range(len(points)), key=lambda i: (points[i][0], -sign * points[i][1]))
     front: list[int] = []
-    for i in order:
-        if not front or sign * points[i][1] > sign * points[front[-1]][1]:
+    best = -math.inf
+    # By cost; of equal costs, the best score first.
+    for i in sorted(range(len(points)), key=lambda i: (points[i][0], -sign * points[i][1])):
+        score = sign * points[i][1]
+        if score > best:
             front.append(i)
+            best = score
     return front
