@@ -93,6 +93,29 @@ def export_model(
     return export_client(source, source.number(client), options, out)
 
 
+def export_all(
+    run: str | Path | Result | RunFolder,
+    *,
+    to: str = "onnx",
+    int8: bool = False,
+    out: str | Path | None = None,
+    standardised: bool = False,
+    align: int = 1,
+    data: Federation | None = None,
+    net: nn.Module | None = None,
+    data_dir: str | Path | None = None,
+    trust: bool = False,
+) -> Iterator[Exported]:
+    """Export the model of every client of a run; each is written when it is yielded.
+
+    Arguments are those of :func:`export_model`.
+    """
+    # Not a generator function: wrong arguments are refused at the call, not at the first client.
+    options = ExportRequest(to, int8, standardised, align)
+    source = opened(run, data, net, data_dir, trust)
+    return (export_client(source, client, options, out) for client in sorted(source.files))
+
+
 def export_client(
     source: Source, client: int, options: ExportRequest, out: str | Path | None
 ) -> Exported:

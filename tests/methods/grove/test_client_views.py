@@ -83,7 +83,8 @@ def test_new_clients_share_what_was_made_for_one_of_them() -> None:
     assert first["w"].tolist() == [3.0, 3.0, 0.0, 0.0]
     assert make(5, will_report=True) is first
     # After a client's report is folded, the change still serves others.
-    assert client_views.next_view(held, 5, model, 0.5, None)["w"].tolist() == [3.0, 3.0, 0.0, 0.0]
+    after = client_views.received(held, 5, ALL, model, 0.5, None)
+    assert after["w"].tolist() == [3.0, 3.0, 0.0, 0.0]
     assert make(4) is first
     # A client with a view of its own gets its own change: (3 1 0 0), mean 2.
     assert make(7)["w"].tolist() == [2.0, 2.0, 0.0, 0.0]
