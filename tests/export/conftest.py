@@ -9,7 +9,7 @@ import pytest
 
 import fedgrove as fg
 from fedgrove.export.figures import Exported
-from fedgrove.export.formats import ExportOptions
+from fedgrove.export.formats import ExportRequest
 from fedgrove.export.make import export_client
 from fedgrove.export.source import opened
 
@@ -32,5 +32,5 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def everyone(digits: Path) -> dict[int, Exported]:
     """All its models, in the folder of the run, in int8 too."""
     source = opened(digits)
-    options = ExportOptions(int8=True)
+    options = ExportRequest(int8=True)
     return {client: export_client(source, client, options, None) for client in source.files}
