@@ -27,11 +27,12 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fedgrove.errors import InputError
+from fedgrove.options.definition import Options, options_of
 
 from .papers.measures import run_value
 
@@ -82,22 +83,22 @@ def describe_machine() -> str:
     return cores
 
 
-def find_command(context: Any) -> str:
-    """Return the command line of a typer context, with the options that were given and matter."""
-    parts = [context.command_path]
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name)
-        was_given = source is not None and source.name == "COMMANDLINE"
-        if not was_given or parameter.name in NOT_STORED:
+def find_command(command: str, options: Options) -> str:
+    """Return a command line with the options that were given and matter.
+
+    Not from typer's context: newer versions of typer bring a click of their own, which the click
+    that is installed knows nothing of.
+    """
+    parts = [command]
+    for name, field in options_of(cast(type, type(options))).items():
+        if name not in options.given or name in NOT_STORED:
             continue
-        value = context.params[parameter.name]
-        if parameter.param_type_name == "argument":
-            parts.append(shlex.quote(str(value)))
-            continue
-        parts.append(parameter.opts[0])
-        if not parameter.is_flag:
-            listed = isinstance(value, list | tuple | range)
-            text = ",".join(str(item) for item in value) if listed else str(value)
+        value = options.given[name]
+        if not field.option.is_argument:
+            parts.append(field.flag)
+        if not isinstance(value, bool):
+            is_list = isinstance(value, list | tuple | range)
+            text = ",".join(str(item) for item in value) if is_list else str(value)
             parts.append(shlex.quote(text))
     return " ".join(parts)
 
@@ -241,14 +242,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folders", nargs="+", type=Path, help="Run folders, or a sweep's folder.")
     parser.add_argument("--command", required=True, help="The command that made the folders.")
     parser.add_argument("--commit", help="The commit that they were made with; else this one.")
+    parser.add_argument("--machine", help="The machine that they were made on; else this one.")
+    parser.add_argument("--torch", help="The version of torch there; else the one installed here.")
+    parser.add_argument("--gpu-minutes", type=float, help="How long a GPU took.")
     given = parser.parse_args(arguments)
     rows = rows_of_folders(given.folders)
     if not rows:
         folders = ", ".join(str(folder) for folder in given.folders)
         parser.error(f"there is no summary.json of a finished run in {folders}")
     measurement = describe_measurement(given.command)
-    if given.commit:
-        measurement["commit"] = given.commit
+    for name in ("commit", "machine", "torch", "gpu_minutes"):
+        value = getattr(given, name)
+        if value is not None:
+            measurement[name] = value
     print(write_result(given.name, measurement, rows, rows[0]["seeds"]))
 
 

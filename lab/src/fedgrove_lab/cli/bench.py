@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from click import get_current_context
 
 from fedgrove.cli.parameters import add_command
 from fedgrove.errors import check
@@ -138,7 +137,7 @@ def device_bench(options: BenchDeviceOptions) -> None:
             rows += device.measure(name, repeats=options.repeats)
         return {"rows": [asdict(row) for row in rows], "checks": device.checks(rows)}
 
-    _run(options, measure, report.print_device, report.write_device_page)
+    _run("device", options, measure, report.print_device, report.write_device_page)
 
 
 def engine(options: BenchEngineOptions) -> None:
@@ -166,7 +165,7 @@ def engine(options: BenchEngineOptions) -> None:
                 rows += measure_starts(name, used, options.starts, *shared)
         return {"rows": rows}
 
-    _run(options, measure, report.print_times, report.write_times_page)
+    _run("engine", options, measure, report.print_times, report.write_times_page)
 
 
 def lockstep(options: BenchLockstepOptions) -> None:
@@ -182,7 +181,7 @@ def lockstep(options: BenchLockstepOptions) -> None:
     def measure() -> dict[str, Any]:
         return {"rows": measure_lockstep(options.seeds, used, options.repeats, options.data_dir)}
 
-    _run(options, measure, report.print_times)
+    _run("lockstep", options, measure, report.print_times)
 
 
 def wire(options: BenchWireOptions) -> None:
@@ -209,7 +208,7 @@ def wire(options: BenchWireOptions) -> None:
                 _print_progress(f"{at}: {row.share:.4f} of dense")
         return library.report(models, rows)
 
-    _run(options, measure, report.print_wire, report.write_wire_page)
+    _run("wire", options, measure, report.print_wire, report.write_wire_page)
 
 
 def scale(options: BenchScaleOptions) -> None:
@@ -232,7 +231,7 @@ def scale(options: BenchScaleOptions) -> None:
         )
         return {"rows": rows, "checks": library.checks(rows)}
 
-    _run(options, measure, report.print_scale, report.write_scale_page)
+    _run("scale", options, measure, report.print_scale, report.write_scale_page)
 
 
 def methods_bench(options: BenchMethodsOptions) -> None:
@@ -262,10 +261,11 @@ def methods_bench(options: BenchMethodsOptions) -> None:
         rows = library.measure(chosen, _print_progress)
         return {"rows": rows, "checks": library.checks(rows)}
 
-    _run(options, measure, report.print_methods, report.write_methods_page)
+    _run("methods", options, measure, report.print_methods, report.write_methods_page)
 
 
 def _run(
+    name: str,
     options: BenchOptions,
     measure: Callable[[], Mapping[str, Any]],
     show: Callable[[Mapping[str, Any]], None],
@@ -281,7 +281,8 @@ def _run(
     if plot:
         check_place(Path(plot))
     began = time.monotonic()
-    content = {**describe_measurement(find_command(get_current_context())), **measure()}
+    command = find_command(f"fedgrove bench {name}", options)
+    content = {**describe_measurement(command), **measure()}
     seconds = time.monotonic() - began
     if options.json:
         print(jsonlib.dumps(content, indent=1))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from click import get_current_context
 
 from fedgrove.options import SEEDS
 from fedgrove.options.definition import Options, argument, option, option_class, option_group
@@ -119,18 +118,19 @@ def paper(options: PaperOptions) -> None:
     if any_failed:
         raise typer.Exit(1)
     if options.store:
-        print(_store(options.store, comparisons), file=sys.stderr)
+        print(_store(options, comparisons), file=sys.stderr)
 
 
-def _store(name: str, comparisons: Sequence[Comparison]) -> Path:
+def _store(options: PaperOptions, comparisons: Sequence[Comparison]) -> Path:
     """Write what was measured to lab/results; of a run that failed there is nothing to store."""
     from ..results import describe_measurement, find_command, rows_of_comparisons, write_result
 
     rows = rows_of_comparisons(comparisons)
-    command = find_command(get_current_context())
+    command = find_command("fedgrove paper", options)
     seeds = max((row.get("seeds", []) for row in rows), key=len)
     seconds = sum(comparison.get("seconds", 0.0) for comparison in comparisons)
-    return write_result(name, describe_measurement(command), rows, seeds, seconds=seconds)
+    assert options.store is not None
+    return write_result(options.store, describe_measurement(command), rows, seeds, seconds=seconds)
 
 
 def _check_nothing_to_train(options: Mapping[str, Any]) -> None:
