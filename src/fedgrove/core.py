@@ -166,6 +166,7 @@ class Lost:
 
 LOST_REASONS = {
     "crashed": "the client's work ended with an error",
+    "diverged": "a weight or a loss that the client keeps became infinite or not a number",
     "died": "the client's worker process ended twice, or its machine is gone",
     "late": "no answer within --timeout, or within --deadline on the virtual clock",
     "unreadable": "the reply could not be read",

@@ -292,6 +292,26 @@ def as_vector(tree: Mapping[str, Tensor]) -> Tensor | None:
     return first.as_strided((numbers,), (1,), begin)
 
 
+def is_finite(tree: Mapping[str, Tensor]) -> bool:
+    """Whether no number of a tree is infinite or NaN.
+
+    >>> is_finite({"w": torch.ones(2)}), is_finite({"w": torch.tensor([1.0, torch.nan])})
+    (True, False)
+    """
+    return all(is_finite_leaf(leaf) for leaf in tree.values())
+
+
+def is_finite_leaf(leaf: Tensor) -> bool:
+    """Whether no number of a leaf is infinite or NaN."""
+    if not leaf.is_floating_point():
+        return True
+    # One pass without a temporary in the usual case: a finite sum has only finite terms. A sum that
+    # is not finite may only be too large, so then each number is looked at.
+    if math.isfinite(float(leaf.sum())):
+        return True
+    return bool(torch.isfinite(leaf).all())
+
+
 # ---- comparing -----------------------------------------------------------------------------------
 
 

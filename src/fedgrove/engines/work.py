@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections import Counter
@@ -111,11 +112,39 @@ def _copy_task(task: Task) -> Task:
     return replace(task, send=send)
 
 
+def _lose_diverged(task: Task, report: Report, remembered: Mapping[str, Tree]) -> Lost | None:
+    """Return the loss of a task whose training diverged: the client keeps what it had before.
+
+    Only what is remembered is looked at, where it is about to be written, and the numbers of the
+    report. The gate looks at the packets, on the GPU if they are there.
+    """
+    what = ""
+    for name, tree in remembered.items():
+        if not trees.is_finite(tree):
+            what = f"weights of its tree {name!r} are"
+    for name, number in report.metrics.items():
+        if "loss" in name and not math.isfinite(number):
+            what = f"its {name} is"
+    if not what:
+        return None
+    return Lost(
+        task.to,
+        "diverged",
+        f"training diverged at client {task.to}: {what} infinite or not a number, and the client "
+        "keeps what it had before; a lower learning rate (lr) or a gradient clip may help.",
+    )
+
+
 def store_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Answer:
     """Write what the client remembers after a task; return the report with its version.
 
+    If that is not finite, the task is lost as "diverged" and nothing is written.
+
     The version is used only after the round loop has accepted the report.
     """
+    lost = _lose_diverged(task, report, remembered)
+    if lost is not None:
+        return lost
     if not remembered:
         return report
     try:

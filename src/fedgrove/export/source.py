@@ -21,7 +21,7 @@ from ..methods import FedAvg
 from ..nets import Net
 from ..problems import CLASSES, MixedProblem
 from ..runs.folder import RunFolder
-from ..runs.model import client_number
+from ..runs.model import check_weights, client_number
 from ..runs.result import Result
 from ..trees import Tree
 
@@ -79,6 +79,7 @@ class Source:
                 given,
                 f"{shape}, as in the net that config.toml names",
             )
+        check_weights(tree, f"the model of client {self.name(client)}")
         return tree
 
     def preparation(self, client: int) -> Preparation:

@@ -215,7 +215,7 @@ def _check_packet(
         if all(math.isfinite(change.length) for change in changes):
             return None
     for name, leaf in packet.values.items():
-        if leaf.is_floating_point() and not _is_finite(leaf):
+        if not trees.is_finite_leaf(leaf):
             return Refusal(
                 "not finite",
                 f"values that are not finite in {name}; a lower lr or a gradient clip may help.",
@@ -255,14 +255,6 @@ def is_same_mask(mask: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> boo
         if kept is not other[name] and not torch.equal(kept.cpu(), other[name].cpu()):
             return False
     return True
-
-
-def _is_finite(value: Tensor) -> bool:
-    # One pass without a temporary in the usual case: a finite sum has only finite terms. A sum that
-    # is not finite may only be too large, so then each number is looked at.
-    if math.isfinite(float(value.sum())):
-        return True
-    return bool(torch.isfinite(value).all())
 
 
 # ---- how long updates are ------------------------------------------------------------------------

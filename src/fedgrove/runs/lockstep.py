@@ -212,7 +212,10 @@ class Member:
         admission.commit()
         lines = self.folder.metrics()
         state = self.exchange.state
-        summary = summarise(self.run, lines, engine.name, state, reports, self._delivery, ledger)
+        without_memory = [task.to for task in tasks if task.memory is None]
+        summary = summarise(
+            self.run, lines, engine.name, state, reports, self._delivery, ledger, without_memory
+        )
         summary["notes"] += checks.make_notes(self.run, state, summary["density"])
         summary |= privacy.summarise(self.run, lines)
         summary["notes"] += privacy.make_notes(summary)

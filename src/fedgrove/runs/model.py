@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .. import trees
 from ..data.dataset import Array
 from ..data.federation import Federation
 from ..data.mix import resize_inputs
@@ -157,6 +158,11 @@ class Model:
                 outputs = self.module(inputs).float()
                 found.append(outputs[:, self.first : self.first + count])
         outputs = torch.cat(found)
+        if not bool(torch.isfinite(outputs).all()):
+            raise InputError(
+                f"{self.who} gives outputs that are infinite or NaN: its training diverged, or "
+                "these inputs are far from all that it was trained on."
+            )
         if self.allowed is not None:
             is_unknown = torch.ones(count, dtype=torch.bool)
             is_unknown[list(self.allowed)] = False
@@ -442,8 +448,19 @@ def pooled(preparations: Sequence[Preparation], examples: Sequence[int]) -> Prep
     return replace(first, mean=tuple(mean.tolist()), std=tuple(deviation.tolist()))
 
 
+def check_weights(tree: Mapping[str, Tensor], who: str) -> None:
+    """Refuse a run's model whose training diverged; a version of today keeps no such model."""
+    for name, leaf in tree.items():
+        if not trees.is_finite_leaf(leaf):
+            raise InputError(
+                f"{who} has infinite or NaN weights in '{name}': its training diverged. Run it "
+                "again with a lower learning rate (lr)."
+            )
+
+
 def filled(module: nn.Module, tree: Mapping[str, Tensor], who: str) -> nn.Module:
     """Return a copy of a run's module with the tree's values, ready to predict."""
+    check_weights(tree, who)
     ready = copy.deepcopy(module)
     with torch.no_grad():
         for name, parameter in ready.named_parameters():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .. import trees
 from ..core import (
     AnyMethod,
     Batch,
@@ -35,6 +36,10 @@ from .guard import explain_errors
 
 if TYPE_CHECKING:
     from .run import Run
+
+DIVERGED = "diverged"
+"""The number of lengths of fine-tuning at which a client has the model before it, since training
+diverged; a client that has none reports no such number."""
 
 # ---- what a client does --------------------------------------------------------------------------
 
@@ -73,6 +78,7 @@ def finetune_stages(
             if recipe is not None:
                 recipe = replace(recipe, epochs=epochs)
             stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
+            stages.append(Edit(_KeepFinite(start, f"tuned{epochs}")))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
     return (*stages, _give_scores(lengths, keep=True))
 
@@ -93,6 +99,19 @@ class _CopyUntuned:
 
     def __call__(self, carry: Carry, client: Client) -> Carry:
         return {**carry, "tuned0": carry[self.tree]}
+
+
+@dataclass(frozen=True)
+class _KeepFinite:
+    """Puts the model before fine-tuning in place of one whose fine-tuning diverged."""
+
+    start: str
+    end: str
+
+    def __call__(self, carry: Carry, client: Client) -> Carry:
+        if trees.is_finite(carry[self.end]):
+            return carry
+        return {**carry, self.end: carry[self.start], f"{self.end}.{DIVERGED}": {}}
 
 
 Scorer = Callable[[Net, Tree, Batch, Carry], Tree]
@@ -163,6 +182,9 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
         memory = {}
         if keep:
             memory = {"own": carry[f"tuned{lengths[-1]}"]}
+            diverged = sum(f"tuned{epochs}.{DIVERGED}" in carry for epochs in lengths)
+            if diverged:
+                metrics[DIVERGED] = float(diverged)
         return Outcome(metrics=metrics, memory=memory)
 
     def expected(task: Task, net: Net) -> ExpectedReport:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import methods, trees
 from ..core import Packet, Report, WithPrediction, count_paper_bytes
+from ..errors import list_some
 from ..nets.initial_weights import SCRATCH
-from ..problems import MixedProblem
+from ..problems import CLASSES, MixedProblem
 from ..wire.ledger import Ledger
 from . import clock
 from .guard import explain_errors, server_metrics_of
 from .scoring import (
+    DIVERGED,
     keep_scored,
     mean_if_reported,
     mean_of,
@@ -153,6 +158,7 @@ def summarise(
     reports: Sequence[Report],
     delivery: Delivery,
     delivery_bytes: Ledger,
+    without_memory: Collection[int] = (),
 ) -> dict[str, Any]:
     """Return the summary of a finished run without its seconds.
 
@@ -164,6 +170,7 @@ def summarise(
         reports: The reports on the final fine-tuning.
         delivery: What clients were delivered for it.
         delivery_bytes: What its messages cost.
+        without_memory: The clients that remembered nothing before it.
     """
     training = Ledger()
     for line in lines:
@@ -229,11 +236,99 @@ def summarise(
     if len(set(densities.values())) > 1:
         summary["density_clients"] = densities
     summary |= server_metrics_of(run.method, state)
+    diverged = _find_diverged(lines, reports, delivery, without_memory)
+    if diverged:
+        summary["diverged"] = diverged
     if isinstance(run.method, WithPrediction):
         # A client's model is not all that it predicts with: export refuses it.
         summary["prediction"] = "own"
     summary["notes"] = _make_notes(run, lines, sizes, reports, scored)
+    summary["notes"] += _note_diverged(run, diverged)
+    summary["notes"] += _note_chance(run, state.round, scored)
     return summary
+
+
+def _find_diverged(
+    lines: Sequence[Mapping[str, Any]],
+    reports: Sequence[Report],
+    delivery: Delivery,
+    without_memory: Collection[int],
+) -> dict[str, list[int]]:
+    """Return the clients whose training or fine-tuning diverged; nothing if none did.
+
+    "initial" are those of the first that neither remember nor are delivered a model: theirs is the
+    network's initial one.
+    """
+    training: set[int] = set()
+    for line in lines:
+        training.update(line.get("lost", {}).get("diverged", ()))
+        training.update(line.get("refused", {}).get("not finite", ()))
+    finetuning = {report.of for report in reports if DIVERGED in report.metrics}
+    initial = set()
+    for client in training & set(without_memory) & set(delivery.packets):
+        if not delivery.packets[client]:
+            initial.add(client)
+    found = {"training": training, "finetuning": finetuning, "initial": initial}
+    return {name: sorted(clients) for name, clients in found.items() if clients}
+
+
+LOWER_LR = "a lower learning rate (lr) or a gradient clip may help"
+
+
+def _note_diverged(run: Run, diverged: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the notes on training that diverged, and on which model its clients have."""
+    sentences = {
+        "training": "training diverged at {}: such a report is lost, and the client keeps its last "
+        f"finite model; {LOWER_LR}",
+        "finetuning": f"fine-tuning diverged at {{}}: the model before it is kept; {LOWER_LR}",
+        "initial": "no training of {} ended with finite weights: the model is the initial one",
+    }
+    notes = []
+    for name, clients in diverged.items():
+        names = [run.federation.name_of(client) for client in clients]
+        count = f"{len(clients)} of {len(run.infos)} clients ({list_some(names)})"
+        notes.append(sentences[name].format(count))
+    return notes
+
+
+LEAST_PER_CLASS = 30
+"""Test examples per class below which nothing is said about chance: too few to tell."""
+CHANCE = 1.645
+"""Standard errors above chance that an accuracy must be to be better: 95 %, one-sided."""
+
+
+def _note_chance(run: Run, at_round: int, scored: Sequence[Report]) -> list[str]:
+    """Return a note if clients' models classify no better than a constant would.
+
+    Chance is 1 / classes, or the share of the most frequent class among the training examples of
+    the scored clients if that is larger. The accuracy over all their test examples must be higher
+    by :data:`CHANCE` standard errors, sqrt(p (1 - p) / n).
+    """
+    federation = run.federation
+    if federation.is_lazy or federation.problem != CLASSES:
+        return []
+    last = f"test{run.finetune[-1]}"
+    labels = torch.zeros(federation.classes, dtype=torch.long)
+    right = 0.0
+    tested = 0
+    for report in scored:
+        client = federation.client(report.of, at_round)
+        labels += torch.bincount(client.train.y.long(), minlength=federation.classes)
+        right += report.metrics[last] * len(client.test)
+        tested += len(client.test)
+    if tested < LEAST_PER_CLASS * federation.classes:
+        return []
+    most_frequent = float(labels.max()) / max(1, int(labels.sum()))
+    chance = max(1 / federation.classes, most_frequent)
+    error = math.sqrt(chance * (1 - chance) / tested)
+    accuracy = right / tested
+    if accuracy > chance + CHANCE * error:
+        return []
+    return [
+        f"the accuracy over all test examples, {accuracy:.1%}, is no better than chance "
+        f"({chance:.1%}, always the same class): the models have learnt nothing that can be seen; "
+        "try another learning rate (lr), or more rounds"
+    ]
 
 
 def _describe_start(run: Run) -> dict[str, Any]:
