@@ -365,7 +365,11 @@ def test_a_manifest_cannot_name_files_outside(key: str, name: str, tmp_path: Pat
     else:
         content["memory"]["0"] = given
     (at / "latest.json").write_bytes(seal_json(content))
-    sentence = "which is not in it" if key == "tensors" else "does not describe a checkpoint"
+    sentence = (
+        "must be the name of a file in the same folder"
+        if key == "tensors"
+        else "must be a version such as"
+    )
     with pytest.raises(DamageError, match=sentence):
         folder.restore(run)
 

@@ -39,14 +39,15 @@ from ..config.grid import list_seeds, plain
 from ..config.plan import plan
 from ..core import Engine
 from ..data import ClientData, Federation
-from ..errors import EngineError, InputError, check
+from ..errors import DamageError, EngineError, InputError, check
 from ..nets import Net
 from ..options import ChooseOptions, ExperimentOptions
 from ..options.definition import takes
 from ..options.groups import DataDirOption, EngineOptions, TrainingOptions
 from ..problems import MixedProblem
-from ..runs.files import cannot_write, fresh_name, write_bytes
+from ..runs.files import cannot_write, fresh_name, parse_json, read_bytes, write_bytes
 from ..runs.result import Failure, Result
+from ..runs.schemas import ChoiceContent, check_content
 from ..trees import digest
 from . import choice_report
 from .candidates import Chosen, count, fitting, parse_budget, size
@@ -345,8 +346,8 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
             return folder
         raise InputError(f"{folder} holds other files, and nothing is overwritten; give another.")
     try:
-        asked = json.loads((folder / CHOICE_FILE).read_text())["asked"]
-    except (ValueError, KeyError, OSError):
+        asked = _read_choice(folder)["asked"]
+    except DamageError:
         raise InputError(f"{folder / CHOICE_FILE} cannot be read; give another folder.") from None
     wanted = _describe_request(planned)
     if _without_fingerprints(asked) == _without_fingerprints(wanted) and asked != wanted:
@@ -360,6 +361,13 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
             "the same options as before to continue."
         )
     return folder
+
+
+def _read_choice(folder: Path) -> dict[str, Any]:
+    """Return the content of choice.json, after checking it."""
+    place = folder / CHOICE_FILE
+    content: dict[str, Any] = parse_json(read_bytes(place), place)
+    return check_content(content, ChoiceContent, place)
 
 
 def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -455,14 +463,13 @@ def _find(
 def _read_hindsight(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] | None:
     """What an earlier call with the same choice found in full runs."""
     try:
-        before = json.loads((folder / CHOICE_FILE).read_text())
-    except (ValueError, OSError):
+        before = _read_choice(folder)
+    except DamageError:
         return None
     if any(before.get(word) != found[word] for word in ("asked", "pick", "epochs")):
         return None
-    kept = before.get("hindsight")
-    # choice.json may have been edited by hand.
-    return kept if isinstance(kept, dict) else None
+    kept: dict[str, Any] | None = before.get("hindsight")
+    return kept
 
 
 def _train(

@@ -25,7 +25,7 @@ from ..report.progress import MergedProgress, show_progress
 from ..report.seed_averages import average_over_seeds, print_seed_averages
 from ..report.tables import print_summaries
 from ..report.terminal import print_pairs
-from ..runs import files
+from ..runs import files, schemas
 from ..runs.files import PARTIAL, cannot_write, write_bytes
 from ..runs.folder import RunFolder
 from ..runs.lock import LOCK_FILE, check_free, locked
@@ -197,12 +197,8 @@ def read(out: str | Path) -> dict[str, Any]:
             f"{out} holds no sweep: it has no {SWEEP_FILE}. `fedgrove sweep --out DIR` makes one."
         )
     content = files.read_sealed(files.check_inside(Path(out), SWEEP_FILE), new_keys=())
-    members = content.get("members")
-    if set(content) != {"grid", "members"} or not isinstance(members, dict):
-        raise files.damaged(path, "it does not describe a sweep")
-    for name in members:
-        if not files.is_file_name(name):
-            raise files.damaged(path, f"it names a run '{name}', which is not in its folder")
+    schemas.check_content(content, schemas.SweepContent, path)
+    for name in content["members"]:
         files.check_inside(Path(out), name)
     return content
 

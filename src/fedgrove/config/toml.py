@@ -52,7 +52,7 @@ from torch import nn
 from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
-from ..errors import InputError, Refusals, unknown
+from ..errors import InputError, Refusals, shown, unknown
 from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
 from ..options.definition import is_plain, members, options_of
@@ -228,6 +228,8 @@ def read_options(values: Mapping[str, Any], refusals: Refusals) -> dict[str, Any
 
 def _check_named(name: str, value: Any) -> None:
     """Refuse data or a net that were made in Python, which a file cannot hold."""
+    if name in ("data", "net") and not isinstance(value, str):
+        raise InputError(f"{name} is {shown(value)} in config.toml; it must be a name.")
     if name in ("data", "net") and isinstance(value, str) and value.startswith("<"):
         raise InputError(
             f"the run's {name} was made in Python ({value}); resume it from Python with: "

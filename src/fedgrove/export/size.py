@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from ..nets import Net
-from ..runs.files import parse_json
 from ..runs.folder import RunFolder
 from ..runs.memory import decode_tree
 from .source import shrunk
@@ -22,7 +21,7 @@ def model_bytes(folder: RunFolder, net: Net) -> float | None:
     index = folder.path / "models" / "index.json"
     if summary is None or summary.get("prediction") == "own" or not index.is_file():
         return None
-    files = Counter(parse_json(folder.read("models/index.json"), index).values())
+    files = Counter(folder.models().values())
     total = 0
     # Clients of one group share a file: each is read once.
     for name, clients in files.items():

@@ -22,7 +22,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..renamed import read_tables
 from ..trees import Tree
-from .files import damaged, is_plain_name, read_sealed, seal_json
+from . import schemas
+from .files import read_sealed, seal_json
 from .memory import Memory, memory_file_name, write_named_tree
 
 # ---- a method's state as JSON and tensors --------------------------------------------------------
@@ -132,7 +133,10 @@ def state_from_json(
         _check_fields(body, like)
         fields = {}
         for name, value in body.items():
-            fields[name] = state_from_json(value, tensors, getattr(like, name), read)
+            initial = getattr(like, name)
+            fields[name] = state_from_json(value, tensors, initial, read)
+            if not _is_alike(fields[name], initial):
+                raise ValueError(f"{name} of the state has another type than at the beginning")
         return dataclasses.replace(like, **fields)
     if kind == "pairs":
         pairs = {}
@@ -141,6 +145,28 @@ def state_from_json(
         return pairs
     items = [state_from_json(value, tensors, None, read) for value in body]
     return tuple(items) if kind == "tuple" else items
+
+
+def _is_alike(value: Any, initial: Any) -> bool:
+    """Whether a field of a state has the kind of value that it has in the initial state."""
+    # None and an empty container say nothing about what may follow.
+    if initial is None:
+        return True
+    if isinstance(initial, Mapping):
+        is_tree = initial and all(isinstance(leaf, Tensor) for leaf in initial.values())
+        if not is_tree:
+            return value is None or isinstance(value, Mapping)
+        return isinstance(value, Mapping) and all(
+            isinstance(name, str) and isinstance(leaf, Tensor) for name, leaf in value.items()
+        )
+    if isinstance(initial, Tensor):
+        return isinstance(value, Tensor)
+    kinds: tuple[tuple[type, ...], ...] = ((bool,), (int, float), (str,), (tuple, list))
+    for kind in kinds:
+        if isinstance(initial, kind):
+            is_other_kind = isinstance(value, bool) and kind != (bool,)
+            return value is None or (isinstance(value, kind) and not is_other_kind)
+    return True
 
 
 def _check_fields(body: Mapping[str, Any], like: Any) -> None:
@@ -331,9 +357,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} is a checkpoint of format {number}; this version of fedgrove reads format "
             f"{formats}. Resume the run with the version that wrote it, or start it again."
         )
-    if not _is_whole(content):
-        raise damaged(path, "it does not describe a checkpoint")
-    return Manifest(content)
+    return Manifest(schemas.check_content(content, schemas.Manifest, path))
 
 
 def find_manifest(path: Path) -> Manifest | None:
@@ -342,23 +366,6 @@ def find_manifest(path: Path) -> Manifest | None:
         return read_manifest(path)
     except InputError:
         return None
-
-
-def _is_whole(content: Mapping[str, Any]) -> bool:
-    """Whether a manifest has everything that is read before the run is known."""
-    memory = content.get("memory")
-    if not isinstance(memory, dict) or not isinstance(content.get("tensors"), str):
-        return False
-    for client, version in memory.items():
-        names_version = isinstance(version, str) and is_plain_name(version)
-        if not client.isdecimal() or not names_version:
-            return False
-    trees = content.get("trees", [])
-    if not isinstance(trees, list) or not all(isinstance(name, str) for name in trees):
-        return False
-    numbers = ("round", "attempt", "lines", "synced")
-    has_numbers = all(isinstance(content.get(key), int) for key in numbers)
-    return has_numbers and {"state", "held", "lengths", "metrics", "config"} <= content.keys()
 
 
 def versions_of(memory: Memory) -> dict[str, dict[str, str]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from torch import Tensor
 from ..errors import DamageError, FedgroveError, FolderWarning, InputError, not_a_run
 from ..trees import Tree
 from ..wire.known_state import KnownState
-from . import files
+from . import files, schemas
 from .checkpoint import (
     MANIFEST_FORMAT,
     STEM,
@@ -51,6 +52,7 @@ from .model import PREPARATION_FILE, PREPARATION_FORMAT, describe_clients
 from .run import Run
 from .summary import Delivery
 
+METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint"
 """The folder of states and of what clients remember, within a run folder."""
 SYNC_EVERY = 10.0
@@ -59,6 +61,17 @@ SYNC_EVERY = 10.0
 Only such a one is kept as the previous one. So a power cut, after which newer files may be empty,
 costs no more than these seconds and a round.
 """
+
+
+def read_run_options(text: str, path: Path) -> dict[str, Any]:
+    """Return the table [run] in the text of a run's config.toml; ``path`` is for the message."""
+    try:
+        options = tomllib.loads(text).get("run", {})
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise damaged(path, "it is not TOML") from None
+    if not isinstance(options, dict):
+        raise damaged(path, "run is not a table")
+    return options
 
 
 class RunFolder:
@@ -157,15 +170,33 @@ class RunFolder:
             raise damaged(self.path / "config.toml", "it is not text") from None
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The table [run] of the run's config.toml."""
+        return read_run_options(self.config, self.path / "config.toml")
+
+    @property
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json; None for a run that is not finished."""
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        summary = files.parse_json(self.read("summary.json"), path)
-        if not isinstance(summary, dict):
-            raise damaged(path)
+        summary: dict[str, Any] = files.parse_json(self.read("summary.json"), path)
+        schemas.check_content(summary, schemas.Summary, path)
+        self._check_against_checkpoint(summary, path)
         return summary
+
+    def _check_against_checkpoint(self, summary: Mapping[str, Any], path: Path) -> None:
+        """Refuse a summary of another run than the checkpoint that is kept next to it."""
+        # A finished run needs no checkpoint: one that is gone or damaged refuses nothing.
+        manifest = find_manifest(self._latest)
+        if manifest is None:
+            return
+        done = manifest.content["round"]
+        if summary["rounds"] > done:
+            reason = f"rounds is {summary['rounds']}, and the checkpoint is of round {done}"
+            raise damaged(path, reason)
+        if manifest.content["config"] != self._config_checksum():
+            raise damaged(path, f"{self._latest} is of a run with another config.toml")
 
     # ---- metrics ---------------------------------------------------------------------------------
 
@@ -207,7 +238,12 @@ class RunFolder:
         for line in lines:
             if line.endswith(b"\n"):
                 whole.append(line)
-        return [files.parse_json(line, self._metrics_path) for line in whole]
+        parsed = []
+        for number, line in enumerate(whole, start=1):
+            content: dict[str, Any] = files.parse_json(line, self._metrics_path)
+            place = self._metrics_path.with_name(f"{METRICS}, line {number},")
+            parsed.append(schemas.check_content(content, schemas.Line, place))
+        return parsed
 
     def _check_lines(self, lines: list[bytes], manifest: Manifest) -> bytes:
         """Return the lines that a manifest counts."""
@@ -379,11 +415,15 @@ class RunFolder:
                 for client, version in content.get(key, {}).items():
                     run.memory.accept(int(client), version)
             tensors = read_named_tree(self._checkpoint, content["tensors"])
-            run.known_state.restore(state_from_json(content["held"], tensors))
+            known = state_from_json(content["held"], tensors)
+            schemas.check_content(known, schemas.KnownMasks, self._latest)
+            run.known_state.restore(known)
             run.lengths.by_kind.update(content["lengths"])
             # Each file once: trees that were one are one again.
             read = cache(partial(read_named_tree, self._checkpoint))
             state = state_from_json(content["state"], tensors, run.initial_state, read)
+            if state.round != content["round"]:
+                raise damaged(self._latest, f"its state is of round {state.round}")
             return state, int(content["attempt"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, FedgroveError):
@@ -541,14 +581,9 @@ class RunFolder:
                 f"{self.path} has no models/index.json, so its models cannot be matched to "
                 "clients; run it again."
             )
-        index = files.parse_json(self.read("models/index.json"), path)
-        try:
-            names = {int(client): name for client, name in index.items()}
-        except (AttributeError, ValueError):
-            raise damaged(path, "it does not name clients") from None
-        if not names or not all(files.is_file_name(name) for name in names.values()):
-            raise damaged(path, "it does not name files of its folder")
-        return names
+        index: dict[str, str] = files.parse_json(self.read("models/index.json"), path)
+        schemas.check_content(index, schemas.Index, path)
+        return {int(client): name for client, name in index.items()}
 
     def preparation(self) -> dict[str, Any] | None:
         """Return models/preparation.json; None for a run of a version that did not write it."""
@@ -558,8 +593,9 @@ class RunFolder:
             listed = files.read_checksums(self.path)
         if name not in listed and not (self.path / name).exists():
             return None
-        about = files.parse_json(self.read(name), self.path / name)
-        if not isinstance(about, dict) or about.get("format") != PREPARATION_FORMAT:
+        about: dict[str, Any] = files.parse_json(self.read(name), self.path / name)
+        schemas.check_content(about, schemas.Preparation, self.path / name)
+        if about["format"] != PREPARATION_FORMAT:
             raise damaged(self.path / name, "it does not describe models of this version")
         return about
 

@@ -6,17 +6,18 @@ is not locked and has no summary was stopped.
 
 from __future__ import annotations
 
-import json
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, not_a_run
+from ..errors import DamageError, InputError, not_a_run
 from ..report.progress import RunStatus, describe_score
+from .files import SEAL, damaged, parse_json, read_bytes
+from .folder import read_run_options
 from .lock import check_free
+from .schemas import Headline, Line, SweepContent, check_content
 
 SWEEP = "sweep.json"
 RECENT_ROUNDS = 10
@@ -46,10 +47,10 @@ class Follower:
             raise not_a_run(path)
         self.path = path
         self._hand_on = take
-        words = _words(path / "config.toml")
-        self._rounds = _whole(words.get("rounds"))
-        self._method = str(words.get("method", ""))
-        self._data = str(words.get("data", ""))
+        options = _read_options(path / "config.toml")
+        self._rounds = _whole(options.get("rounds"))
+        self._method = str(options.get("method", ""))
+        self._data = str(options.get("data", ""))
         self._begin()
 
     def _begin(self) -> None:
@@ -125,16 +126,15 @@ class Follower:
         self._end = (self._end + whole)[-COMPARED:]
         for text in whole.splitlines():
             try:
-                self._take(json.loads(text))
-            except (ValueError, KeyError, TypeError, AttributeError):
+                self._take(check_content(parse_json(text, file), Line, file))
+            except (DamageError, KeyError):
                 # A damaged line is for `resume` to refuse; here it is left out.
                 continue
 
     def _take(self, line: dict[str, Any]) -> None:
-        bytes_ = int(line["bytes_up"]) + int(line["bytes_down"])
-        self._round = int(line["round"])
-        self._bytes += bytes_
-        seconds = float(line.get("seconds", 0.0))
+        self._round = line["round"]
+        self._bytes += line["bytes_up"] + line["bytes_down"]
+        seconds = line.get("seconds", 0.0)
         self._spent += seconds
         self._recent.append((self._round, seconds))
         self._score = describe_score(line) or self._score
@@ -157,11 +157,12 @@ class Follower:
         return seconds / done * max(0, self._rounds - self._round)
 
     def _summary(self) -> dict[str, Any] | None:
+        file = self.path / "summary.json"
         try:
-            figures = json.loads((self.path / "summary.json").read_bytes())
-        except (OSError, ValueError):
+            summary: dict[str, Any] = parse_json(read_bytes(file), file)
+            return check_content(summary, Headline, file)
+        except DamageError:
             return None
-        return figures if isinstance(figures, dict) else None
 
     def _is_silent(self) -> bool:
         files = [self.path, *self.path.glob("*")]
@@ -200,28 +201,23 @@ class Following:
         return found
 
     def _members(self) -> dict[str, dict[str, str]]:
+        file = self.path / SWEEP
         try:
-            members = json.loads((self.path / SWEEP).read_bytes())["members"]
-        except (OSError, ValueError, KeyError, TypeError):
+            content: dict[str, Any] = parse_json(read_bytes(file), file)
+            content.pop(SEAL, None)
+            members: dict[str, dict[str, str]] = content["members"]
+            check_content(content, SweepContent, file)
+        except (AttributeError, DamageError, KeyError, TypeError):
             return {}
-        if not isinstance(members, dict):
-            return {}
-        plain = {}
-        for name, member in members.items():
-            # A name is that of a folder inside the sweep's.
-            if Path(name).name == name and isinstance(member, dict):
-                plain[name] = member
-        return plain
+        return members
 
 
-def _words(config: Path) -> dict[str, Any]:
+def _read_options(config: Path) -> dict[str, Any]:
     try:
-        words = tomllib.loads(config.read_text()).get("run")
-    except (OSError, ValueError):
-        raise InputError(
-            f"{config} cannot be read; restore it from a copy, or run it again."
-        ) from None
-    return words if isinstance(words, dict) else {}
+        text = read_bytes(config).decode()
+    except UnicodeDecodeError:
+        raise damaged(config, "it is not text") from None
+    return read_run_options(text, config)
 
 
 def _whole(value: Any) -> int:

@@ -30,6 +30,7 @@ from .files import (
     read_named,
     write_bytes,
 )
+from .schemas import TensorsHeader, check_content
 
 # ---- named tensors as safetensors files ----------------------------------------------------------
 
@@ -111,6 +112,7 @@ def decode_tree(data: bytes, path: Path) -> Tree:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         order = json.loads(header.get("__metadata__", {}).get("order", "null"))
+        check_content({"order": order}, TensorsHeader, path)
         return {name: leaves[name] for name in order or leaves}
     except (SafetensorError, ValueError, KeyError) as error:
         raise damaged(path, str(error).splitlines()[0]) from None

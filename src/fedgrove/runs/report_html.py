@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import statistics
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import FedgroveError, InputError
+from ..errors import FedgroveError
 from ..report.page import REPORT_FILE as REPORT_FILE
 from ..report.page import Page, write_if_possible
 from ..report.run_report import RunRecord, make_run_report
@@ -69,10 +68,7 @@ def write_run_report(folder: RunFolder, failure: str = "") -> Path | None:
 def read_run_record(folder: RunFolder, failure: str = "") -> RunRecord:
     """Return what is known about a run; the arguments are those of :func:`write_run_report`."""
     config = folder.config
-    try:
-        options = dict(tomllib.loads(config).get("run", {}))
-    except tomllib.TOMLDecodeError:
-        raise InputError(f"{folder.path / 'config.toml'} cannot be read.") from None
+    options = folder.options
     path = str(folder.path)
     summary = folder.summary
     if summary is None:

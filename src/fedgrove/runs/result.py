@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,9 @@ from .. import nets
 from ..data.federation import Federation
 from ..errors import InputError, list_some
 from ..nets.user_files import is_file_spec
-from .files import cannot_write
+from .files import cannot_write, damaged
 from .folder import RunFolder
+from .model import FILE as PREPARATION
 from .model import Model, client_model, client_number, shared_model
 from .report_html import write_run_report
 
@@ -126,6 +126,10 @@ class Result:
                 f"{self.folder.path} was written before runs kept how raw inputs are prepared; run "
                 "it again, or export its models: fedgrove export."
             )
+        for client in self.folder.models():
+            if str(client) not in about["clients"]:
+                place = self.folder.path / "models" / PREPARATION
+                raise damaged(place, f"it does not describe client {client} of index.json")
         return about
 
     def _shared(self, about: Mapping[str, Any], group: int | None) -> Model:
@@ -161,7 +165,7 @@ class Result:
         """The network, built again; its weights do not matter yet."""
         net = self.net
         if net is None:
-            net = str(tomllib.loads(self.folder.config)["run"]["net"])
+            net = str(self.folder.options.get("net", ""))
             if net.startswith("<"):
                 raise InputError(
                     f"the run's net was made in Python ({net}); give it again: "
