@@ -16,7 +16,7 @@ from ..errors import InputError, list_some
 from ..nets.user_files import is_file_spec
 from .files import cannot_write, damaged
 from .folder import RunFolder
-from .model import FILE as PREPARATION
+from .model import PREPARATION_FILE as PREPARATION
 from .model import Model, client_model, client_number, shared_model
 from .report_html import write_run_report
 
