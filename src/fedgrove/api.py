@@ -262,11 +262,13 @@ def _finish(
     def resume_hint() -> str:
         if is_temporary:
             return "Nothing was kept: a run that can be resumed needs out=DIR."
-        saved = folder.rounds_saved()
         how = how_to_resume(planned.config, folder.path)
+        if not folder.path.is_dir():
+            # How many rounds are saved is written there.
+            return how
         if planned.run.federation.elsewhere:
             how = "start the app again, with the same folder, to go on."
-        return f"{saved} of {rounds} rounds are saved; {how}"
+        return f"{folder.rounds_saved()} of {rounds} rounds are saved; {how}"
 
     try:
         past = folder.metrics_to_show()

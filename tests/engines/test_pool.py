@@ -70,6 +70,8 @@ ANSWER_MUCH_LATER = 10
 """What a task can have its client do, as the number ``act`` of its settings."""
 NO_VALUES, NO_TENSOR, COMPLEX, NO_PICKLE, NO_MEMORY, NO_OUTCOME, META = range(11, 18)
 """The same for what it can give."""
+STOP_ONCE, STOP = 18, 19
+"""It stops its process, as kill -STOP does."""
 
 
 def act_of(carry: Carry) -> int:
@@ -101,6 +103,8 @@ def behave(carry: Carry, client: Client) -> Carry:
         os.kill(os.getpid(), signal.SIGKILL)
     if act == DIE_ONCE and first_time(client):
         os.kill(os.getpid(), signal.SIGKILL)
+    if act == STOP or (act == STOP_ONCE and first_time(client)):
+        os.kill(os.getpid(), signal.SIGSTOP)
     return carry
 
 
@@ -513,6 +517,51 @@ def test_a_stopped_worker_is_lost_when_its_time_is_over(
     assert next(stream, None) is None
     either.close()
     assert blocks() == []
+
+
+def test_a_stopped_worker_is_replaced_without_a_timeout(
+    run: Run, pool: Pool, notes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgrove.engines.pool.engine.LOOK_SECONDS", 0.1)
+    quick = task(0, verb="probe", params=run.params)
+    once = task(1, act=STOP_ONCE, params=run.params)
+    always = task(2, act=STOP, verb="probe")
+    first, second, lost = answers(pool, run, [quick, once, always])
+    assert same_as_serial(run, quick, first)
+    # Where its first worker was stopped, the note is there, so serial does not stop.
+    assert same_as_serial(run, once, second)
+    assert isinstance(lost, Lost)
+    assert lost.reason == "died"
+    assert "was stopped by a signal and ended while it worked for client 2" in lost.detail
+
+
+def test_a_worker_that_goes_on_after_a_stop_keeps_its_job(
+    run: Run, pool: Pool, notes: None, tmp_path: Path
+) -> None:
+    """As after Ctrl-Z and fg: the pool looks every five seconds."""
+    stream = pool.map([(run, task(1, act=STOP, verb="probe"))])
+    continued = subprocess.Popen(
+        [sys.executable, "-c", CONTINUER, str(os.getpid())], stdout=subprocess.PIPE, text=True
+    )
+    answer = next(stream)[1]
+    assert isinstance(answer, Report)
+    assert continued.communicate(timeout=30)[0].strip() == f"{answer.metrics['pid']:.0f}"
+
+
+CONTINUER = """
+import os, signal, sys, time
+from pathlib import Path
+
+children = Path(f"/proc/{sys.argv[1]}/task/{sys.argv[1]}/children")
+while True:
+    for pid in map(int, children.read_text().split()):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            time.sleep(6)
+            os.kill(pid, signal.SIGCONT)
+            print(pid)
+            sys.exit()
+    time.sleep(0.05)
+"""
 
 
 def test_time_runs_for_each_job_alone(run: Run, pool: Pool) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import until
 
 import fedgrove
+from fedgrove.engines import Pool
 
 SHM = Path("/dev/shm")
 
@@ -84,7 +85,7 @@ if __name__ == "__main__":
 """
 
 
-def begun(words: list[str]) -> subprocess.Popen[str]:
+def begun(words: list[str], session: bool = False) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(fedgrove.__file__).parents[1])}
     return subprocess.Popen(
         words,
@@ -92,6 +93,7 @@ def begun(words: list[str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=session,
     )
 
 
@@ -127,6 +129,34 @@ def test_workers_end_with_their_server_in_the_middle_of_a_job(
     process.communicate(timeout=10)
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), 10)
     assert not list(SHM.glob(prefix + "*"))
+
+
+def test_what_a_killed_group_left_in_shared_memory_is_freed_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that watches over shared memory is killed too, as by a batch system."""
+    script = tmp_path / "sleeper.py"
+    script.write_text(SLEEPER)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    prefix = "fg" + secrets.token_hex(3)
+    process = begun([sys.executable, str(script), "fork", prefix, str(notes)], session=True)
+    assert until(lambda: len(list(notes.iterdir())) == 2, 60), process.communicate()
+    monkeypatch.setattr("fedgrove.engines.pool.shared.PREFIX", prefix)
+    other = SHM / f"{prefix}of-somebody-else"
+    other.touch()
+    in_use = set(SHM.glob(prefix + "*"))
+    try:
+        # Blocks of a server that lives stay.
+        assert list(Pool(workers=1).map([])) == []
+        assert set(SHM.glob(prefix + "*")) == in_use
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=10)
+        assert set(SHM.glob(prefix + "*")) == in_use
+        assert list(Pool(workers=1).map([])) == []
+        assert list(SHM.glob(prefix + "*")) == [other]
+    finally:
+        other.unlink()
 
 
 def in_a_small_shm(size: int) -> list[str]:

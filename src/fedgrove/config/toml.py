@@ -379,9 +379,15 @@ def made_in_python(text: str) -> list[str]:
 def how_to_resume(text: str, path: Path) -> str:
     """The command that resumes a run with this config.toml, for the end of a sentence.
 
-    >>> how_to_resume('[run]\\nnet = "x.py:Net"', Path("runs/a"))
-    'resume with: fedgrove resume runs/a --trust'
+    >>> how_to_resume('[run]\\nnet = "x.py:Net"', Path(".."))
+    'resume with: fedgrove resume .. --trust'
+    >>> how_to_resume("", Path("runs/gone"))
+    'runs/gone was moved or deleted; if it was moved, resume with: fedgrove resume NEW_PLACE'
     """
+    if not path.is_dir():
+        return (
+            f"{path} was moved or deleted; if it was moved, resume with: fedgrove resume NEW_PLACE"
+        )
     needed = made_in_python(text)
     code = [option for option in named_code(text) if option.partition(".")[0] not in needed]
     if needed:

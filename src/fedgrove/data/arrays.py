@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -62,8 +63,13 @@ class OwnDataOptions:
             channels = tuple(name.strip() for name in channels.split(","))
         elif channels is not None and not isinstance(channels, int):
             channels = tuple(map(str, channels))
-        if isinstance(channels, tuple) and len(channels) == 1 and channels[0].isdecimal():
-            channels = int(channels[0])
+        if isinstance(channels, tuple):
+            repeated = sorted({name for name, count in Counter(channels).items() if count > 1})
+            check(
+                not repeated, "channels", list(channels), f"without repeated {', '.join(repeated)}"
+            )
+            if len(channels) == 1 and channels[0].isdecimal():
+                channels = int(channels[0])
         # The class is frozen; a text of the command line becomes names or a number.
         object.__setattr__(self, "channels", channels)
 

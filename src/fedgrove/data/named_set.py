@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,10 +274,7 @@ def read_unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) 
     # A colon ("emnist:letters") is not allowed in file names on every system.
     target = cache_folder() / "unpacked" / f"{name.replace(':', '-')}-{_digest(paths)}.npz"
     # A copy that is missing or damaged, in any of the ways np.load reports it, is made again.
-    with (
-        contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
-        np.load(target) as copy,
-    ):
+    with contextlib.suppress(Exception), np.load(target) as copy:
         return {key: copy[key] for key in copy.files}
     fresh = read()
     with contextlib.suppress(OSError):
@@ -328,15 +324,19 @@ def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
     """
     source = source or str(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
+        # Opened here: numpy leaves a file that it cannot read open.
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
                 raise ValueError("it holds one bare array")
-            contents = {key: file[key] for key in file.files}
+            contents = {key: loaded[key] for key in loaded.files}
     except FileNotFoundError:
         raise InputError(
             f"there is no file '{path}'; give an existing npz file with arrays x, y and client."
         ) from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:
+        # numpy, zipfile and zlib have their own errors for each thing that may be wrong, and a
+        # header may announce more than there is memory (MemoryError) or than fits a C integer.
         raise InputError(
             f"'{path}' cannot be read as npz ({error}); "
             f"write it with numpy.savez from plain number or text arrays."

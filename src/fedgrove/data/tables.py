@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..errors import InputError, Refusals, check, list_some, nearest
+from ..errors import MOST_LISTED, InputError, Refusals, check, list_some, nearest
 from .arrays import MAX_NUMBER, OwnDataOptions
 from .dataset import Array, Dataset, Floats, Ints, cut_windows, min_windows_in_piece, number_runs
 
@@ -282,15 +282,27 @@ def _read_signal(table: InputTable, channels: Sequence[str], refusals: Refusals)
             signal[:, position] = frame[name].to_numpy(np.float64, na_value=np.nan)
     # Checked together: column by column, ten thousand columns take seconds. NaN compares as false.
     is_valid = (np.abs(signal) <= MAX_NUMBER).all(axis=0)
-    for position, name in enumerate(channels):
-        if name in frame and not is_valid[position]:
-            signal[:, position] = _read_channel(table, name, refusals)
+    found_wrong = 0
+    for position in np.flatnonzero(~is_valid).tolist():
+        name = channels[position]
+        if name not in frame:
+            continue
+        if found_wrong == MOST_LISTED:
+            # What is wrong with each of ten thousand columns takes a minute, and is not listed.
+            refusals.add(
+                f"{table.place} has {MOST_LISTED} columns with wrong cells; the columns after "
+                f"'{name}' were not read."
+            )
+            break
+        signal[:, position], is_wrong = _read_channel(table, name, refusals)
+        found_wrong += is_wrong
     return signal
 
 
-def _read_channel(table: InputTable, name: str, refusals: Refusals) -> Floats:
-    """Read an input column and report cells that are not numbers."""
+def _read_channel(table: InputTable, name: str, refusals: Refusals) -> tuple[Floats, bool]:
+    """Read an input column and report cells that are not numbers; return whether any is not."""
     values, missing, wrong = parse_numbers(table.frame[name])
+    is_wrong = bool((wrong | missing).any())
     where = f"{table.place}, column '{name}'"
     cell = table.frame[name].iloc[wrong.argmax()]
     if wrong.any() and (wrong | missing).all():
@@ -298,23 +310,27 @@ def _read_channel(table: InputTable, name: str, refusals: Refusals) -> Floats:
         first = table.describe_first(wrong).partition("first ")[2]
         sentence = f"{where} contains {kind}, such as {_show(cell)} {first}; {advice}."
         refusals.add(sentence, f"{name} {kind}", table.source)
-        return values
+        return values, is_wrong
     if wrong.any():
         refusals.add(
             f"{where} contains {_show(cell)} {table.describe_first(wrong)}; every cell of an input "
-            "must be a number."
+            f"must be a number of at most {MAX_NUMBER:g}."
         )
     if missing.any():
         refusals.add(
             f"{where} is empty {table.describe_first(missing)}; fill these cells or leave the rows "
             "out."
         )
-    return values
+    return values, is_wrong
 
 
 def _explain_no_numbers(name: str, cell: Any) -> tuple[str, str]:
     """Return what a column without a single number contains, by one of its cells, and advice."""
     leave_out = "leave it out by naming the columns that are inputs (--channels)"
+    if _is_too_large(cell):
+        return f"numbers beyond {MAX_NUMBER:g}", "divide them by a constant"
+    if isinstance(cell, np.ndarray | list | tuple | dict):
+        return "lists", f"write each number into a column of its own, or {leave_out}"
     if re.fullmatch(r"-?[0-9]+,[0-9]+", str(cell).strip()):
         return "numbers with a decimal comma", "write them with a point"
     if not np.isnan(_parse_times(pd.Series([cell]))[0]):
@@ -323,9 +339,33 @@ def _explain_no_numbers(name: str, cell: Any) -> tuple[str, str]:
     return "values that are not numbers", leave_out
 
 
+def _is_too_large(cell: Any) -> bool:
+    """Whether a cell is a number that float32 cannot compute with, such as 1e308 or inf."""
+    try:
+        return abs(float(cell)) > MAX_NUMBER
+    except (TypeError, ValueError):
+        return False
+
+
+def _has_lists(table: InputTable, name: str, refusals: Refusals) -> bool:
+    """Report a column of labels or clients whose cells are lists, as files of parquet may have."""
+    column = table.frame[name]
+    if column.dtype.kind != "O":
+        return False
+    is_list = column.map(lambda cell: isinstance(cell, np.ndarray | list | tuple | dict)).to_numpy()
+    if not is_list.any():
+        return False
+    refusals.add(
+        f"{table.place}, column '{name}' contains the list {_show(column.iloc[is_list.argmax()])} "
+        f"{table.describe_first(is_list)}; every cell must be one text or number."
+    )
+    return True
+
+
 def _read_target(table: InputTable, label: str, refusals: Refusals) -> Array:
     """Read the targets of a table: numbers if all cells are numbers, else texts."""
     column = table.frame[label]
+    _has_lists(table, label, refusals)
     code, cells = _factorize(column)
     texts: Array = cells.str.strip().to_numpy(object)[code]
     if column.dtype.kind == "b":
@@ -339,6 +379,14 @@ def _read_target(table: InputTable, label: str, refusals: Refusals) -> Array:
             advice = f"{cell} counts as an empty cell; rename it if it is a class"
         where = f"{table.place}, column '{label}'"
         refusals.add(f"{where} has no label {table.describe_first(missing)}; {advice}.")
+    is_too_large = wrong & (np.abs(values) > MAX_NUMBER)
+    if is_too_large.any() and is_numbers(values[~missing & ~wrong]):
+        # Of numbers to predict; whole numbers may be the names of classes, however large.
+        cell = _show(column.iloc[is_too_large.argmax()])
+        refusals.add(
+            f"{table.place}, column '{label}' contains {cell} {table.describe_first(is_too_large)};"
+            f" numbers to predict must be at most {MAX_NUMBER:g}."
+        )
     # Larger whole numbers are not exact as floats: then the texts are the classes.
     known = values[~missing]
     are_exact = bool((np.abs(known) < MAX_EXACT).all())
@@ -350,6 +398,7 @@ def _read_target(table: InputTable, label: str, refusals: Refusals) -> Array:
 def _read_clients(table: InputTable, name: str, refusals: Refusals) -> pd.Series:
     """Read the names of the clients: 7 and 7.0 are the same."""
     column = table.frame[name]
+    _has_lists(table, name, refusals)
     if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
         column = column.astype("Int64")
     _, missing, _ = parse_numbers(column)
@@ -378,7 +427,8 @@ def _read_clock(table: InputTable, name: str, refusals: Refusals) -> Floats:
         cell = _show(column.iloc[bad.argmax()])
         refusals.add(
             f"{table.place}, column '{name}' contains {cell} or similar "
-            f"{table.describe_first(bad)}; times are numbers, or dates such as 2024-05-17T10:00:00."
+            f"{table.describe_first(bad)}; times are numbers of at most {MAX_NUMBER:g}, or dates "
+            "such as 2024-05-17T10:00:00."
         )
     return values
 

@@ -93,6 +93,7 @@ def cannot_write(path: Path, error: OSError) -> EngineError:
 
 
 _ADVICE = {
+    errno.ENOENT: "its folder does not exist.",
     errno.ENOSPC: "free some space on its disk.",
     errno.EDQUOT: "free some of your space on its disk.",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f).",
@@ -258,6 +259,8 @@ def fresh_name(root: Path, stem: str) -> Path:
     """Return a free name for a run folder: ``stem``, ``stem-2``, ``stem-3``, ..."""
     # A colon (the data set "emnist:letters") is not allowed in folder names on every system.
     stem = stem.replace(":", "-")
+    # File systems allow 255 bytes; the rest is for "-2" and for temporary files next to it.
+    stem = stem.encode()[:200].decode(errors="ignore")
     path = root / stem
     n = 2
     while path.exists():

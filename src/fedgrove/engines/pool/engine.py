@@ -36,6 +36,14 @@ from .worker import delay_signals, serve
 
 START_SECONDS = 120.0
 """How long a worker may take to start: a spawned one imports torch, perhaps many at once."""
+LOOK_SECONDS = 5.0
+"""The pool looks for stopped workers this often."""
+STOPPED_LOOKS = 3
+"""A worker that is found stopped (SIGSTOP) this many times in a row is ended.
+
+A terminal (Ctrl-Z) and a batch system stop and continue the server together with its workers: then
+a worker may be found stopped once before and once after.
+"""
 STARTS = 3
 """The pool gives up after this many workers in a row have ended before they started."""
 
@@ -55,6 +63,19 @@ def default_start() -> str:
     return "fork" if has_fork and sys.platform != "darwin" else "spawn"
 
 
+def _is_stopped(process: int | None) -> bool:
+    """Whether a child process is stopped by a signal; False where this cannot be found out."""
+    if process is None or not hasattr(os, "waitid"):
+        return False
+    # WNOWAIT leaves the process as it is, for its own join().
+    how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, process, how) is not None
+    except ChildProcessError:
+        # It has ended.
+        return False
+
+
 @dataclass(eq=False)
 class Worker:
     """A process, and the server's end of the pipe to it."""
@@ -69,6 +90,8 @@ class Worker:
     """The job it is working on."""
     reply: str | None = None
     """The name of the shared block for its answer."""
+    stopped: int = 0
+    """How often in a row it was found stopped."""
 
 
 @dataclass(eq=False)
@@ -90,6 +113,7 @@ class Pool:
     _packed_runs: PackedRuns | None = field(default=None, init=False)
     _team: list[Worker] = field(default_factory=list, init=False)
     _failed_starts: int = field(default=0, init=False)
+    _next_look: float = field(default=0.0, init=False)
     _window: Window | None = field(default=None, init=False)
     _paces: Paces = field(default_factory=Paces, init=False)
 
@@ -100,6 +124,8 @@ class Pool:
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
         """Do the jobs on the workers; answers come in job order."""
         size = self.workers or cores()
+        if not self._team:
+            shared.sweep()
         if self._window is not None:
             # Another map was not finished, and its workers would answer this one.
             self.close()
@@ -279,6 +305,7 @@ class Pool:
             else:
                 self._take(worker, message, window)
         self._end_late_workers(window)
+        self._end_stopped_workers(window)
 
     def _take(self, worker: Worker, message: bytes, window: Window) -> None:
         """Handle a worker's message: it has started, it answers its job, or it failed."""
@@ -306,12 +333,22 @@ class Pool:
         return worker.since + self.timeout
 
     def _patience(self) -> float | None:
-        """Return the seconds until the first deadline; None if no worker has one."""
+        """Return the seconds until the first deadline, or until workers are looked after again."""
         earliest = min(self._deadline(worker) for worker in self._team)
-        if earliest == math.inf:
-            return None
-        # The operating system accepts no timeout of many days, so we wait at most an hour.
-        return min(3600.0, max(0.0, earliest - time.monotonic()))
+        return min(LOOK_SECONDS, max(0.0, earliest - time.monotonic()))
+
+    def _end_stopped_workers(self, window: Window) -> None:
+        """End workers that stay stopped: without a timeout their jobs would last for ever."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        for worker in list(self._team):
+            is_stopped = worker.job is not None and _is_stopped(worker.process.pid)
+            worker.stopped = worker.stopped + 1 if is_stopped else 0
+            if worker.stopped == STOPPED_LOOKS:
+                worker.process.kill()
+                self._handle_death(worker, window)
 
     def _end_late_workers(self, window: Window) -> None:
         """End the workers past their deadline, stopped ones too; their jobs are lost."""
@@ -335,6 +372,8 @@ class Pool:
         # The pipe closes a little before the process has ended and its exit code is known.
         worker.process.join(1)
         died = f"process {worker.process.pid} died (exit code {worker.process.exitcode})"
+        if worker.stopped:
+            died = f"process {worker.process.pid} was stopped by a signal and ended"
         # Before the job is closed, which frees what the worker may still be reading.
         self._remove(worker)
         if worker.job is None:

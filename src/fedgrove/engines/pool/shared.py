@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,6 +35,8 @@ ALIGN = 64
 
 BLOCK_PREFIX = "fedgrove-"
 """The names of all blocks start with this."""
+SHM = Path("/dev/shm")
+"""Where Linux lists blocks; other systems do not list them."""
 
 
 class SharedMemoryFull(EngineError):
@@ -49,11 +55,51 @@ class Block:
 
 
 def fresh_name() -> str:
-    """Return an unused name for a block of shared memory.
+    """Return an unused name for a block of shared memory, which names the server process.
 
     A process that knows a block's name can free it, even if the process that wrote it was killed.
     """
-    return BLOCK_PREFIX + secrets.token_hex(8)
+    # macOS allows 30 characters.
+    return f"{BLOCK_PREFIX}{os.getpid():x}-{_find_namespace():x}-{secrets.token_hex(5)}"
+
+
+@cache
+def _find_namespace() -> int:
+    """Return a number for the processes that this one can see; 0 if there is only one such group.
+
+    Containers may share /dev/shm and not see each other's processes.
+    """
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def sweep() -> None:
+    """Free the blocks of this user's servers that were killed together with all their helpers.
+
+    A server that ends in any other way leaves nothing behind: its resource tracker outlives it.
+    """
+    if not SHM.is_dir():
+        return
+    of_ours = re.compile(f"{re.escape(BLOCK_PREFIX)}([0-9a-f]+)-{_find_namespace():x}-[0-9a-f]{{10}}")
+    for path in SHM.iterdir():
+        found = of_ours.fullmatch(path.name)
+        # It may be gone by now: another server sweeps at the same time.
+        with suppress(OSError):
+            if found and path.stat().st_uid == os.getuid() and not _is_alive(int(found[1], 16)):
+                path.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        # Signal 0 sends nothing, and fails if there is no such process.
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def put(forest: Forest, name: str | None = None) -> Block:
