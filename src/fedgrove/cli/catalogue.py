@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import FedgroveError, MethodError, unknown
-from ..options.definition import Options, argument, option_class
+from ..options.definition import Options, argument, option, option_class
 from ..options.groups import METHOD, DataDirOption, DataOptions
 
 if TYPE_CHECKING:
@@ -173,9 +173,22 @@ def setting_rows(method: AnyMethod, recipe: LocalTraining) -> Rows:
 class DoctorOptions(Options, DataDirOption):
     """Options of ``fedgrove doctor``."""
 
+    deploy: str | None = option(
+        None,
+        "Check the server that runs on this machine with the keys of this folder, and no more.",
+        "KEYS",
+    )
+
 
 def doctor(options: DoctorOptions) -> None:
-    """Report what is installed, which data are available, and whether a small run works."""
+    """Report what is installed, which data are available, and whether a small run works.
+
+    With --deploy, check a running server: the exit code is 1 if there is a problem.
+    """
+    options.check()
+    if options.deploy is not None:
+        _check_deployment(options.deploy)
+        return
     import torch
 
     from ..engines.pool.engine import cores
@@ -193,6 +206,26 @@ def doctor(options: DoctorOptions) -> None:
     print_pairs(rows)
     # Now that all is imported anyway, so that the next `list` comes at once.
     read_index()
+
+
+def _check_deployment(keys: str) -> None:
+    import typer
+
+    from ..deploy.doctor import check_server
+    from ..report.terminal import print_pairs
+
+    checks = check_server(keys)
+    rows = []
+    for check in checks:
+        result = f"ok: {check.found}"
+        if not check.is_right:
+            result = f"PROBLEM: {check.found}; {check.advice}."
+        rows.append((check.name, result))
+    print_pairs(rows)
+    problems = sum(not check.is_right for check in checks)
+    print(f"{len(checks)} checks, {problems} problems")
+    if problems:
+        raise typer.Exit(1)
 
 
 def _methods() -> list[tuple[str, str]]:
