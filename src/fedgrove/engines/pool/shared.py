@@ -82,7 +82,9 @@ def sweep() -> None:
     """
     if not SHM.is_dir():
         return
-    of_ours = re.compile(f"{re.escape(BLOCK_PREFIX)}([0-9a-f]+)-{_find_namespace():x}-[0-9a-f]{{10}}")
+    of_ours = re.compile(
+        f"{re.escape(BLOCK_PREFIX)}([0-9a-f]+)-{_find_namespace():x}-[0-9a-f]{{10}}"
+    )
     for path in SHM.iterdir():
         found = of_ours.fullmatch(path.name)
         # It may be gone by now: another server sweeps at the same time.
