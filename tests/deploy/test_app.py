@@ -107,7 +107,16 @@ def test_an_app_trains_as_serial_does(
     importlib.import_module("fedgrove_app.server")
     config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     given = config["tool"]["flwr"]["app"]["config"]
-    assert given == {"out": "runs/fedavg-digits", "clients": 3, "wait": 600, "timeout": 600}
+    assert given == {
+        "out": "runs/fedavg-digits",
+        "clients": 3,
+        "quorum": 2,
+        "grace": 60,
+        "wait": 600,
+        "timeout": 600,
+        "most_examples": 100.0,
+        "keys": "",
+    }
     grid = Loopback(dict.fromkeys(range(3), client))
     path = tmp_path / "app" / "fedgrove_app" / "config.toml"
     result = serve(grid, path, **_read_options(dict.fromkeys(given), given), code=path.parent)
@@ -247,7 +256,7 @@ def test_keys_fit_and_are_private(tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("cryptography")
     command("keys", "keys", "--nodes", "2", "--host", "fl.example.org", "--host", "10.0.0.5")
     folder = tmp_path / "keys"
-    names = {"ca.key", "ca.crt", "server.key", "server.crt"}
+    names = {"ca.key", "ca.crt", "server.key", "server.crt", "partitions.toml"}
     names |= {"node-0", "node-0.pub", "node-1", "node-1.pub"}
     assert {path.name for path in folder.iterdir()} == names
     for path in folder.iterdir():

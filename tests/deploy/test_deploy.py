@@ -21,7 +21,7 @@ from fedgrove import api, methods, trees
 from fedgrove.config.experiment import Experiment
 from fedgrove.core import ClientInfo
 from fedgrove.data import Federation
-from fedgrove.deploy import client_app, enrolment, serve, server
+from fedgrove.deploy import client_app, enrolment, roster, serve
 from fedgrove.deploy.node import Node
 from fedgrove.engines.flower import messages
 from fedgrove.engines.flower.messages import Letter
@@ -122,7 +122,7 @@ def test_a_problem_of_ones_own_is_refused() -> None:
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is waited for."""
-    monkeypatch.setattr(server, "AGAIN", 0.0)
+    monkeypatch.setattr(roster, "AGAIN", 0.0)
 
 
 def refused(grid: Loopback, tmp_path: Path, caplog: Any, **words: Any) -> list[str]:
@@ -295,11 +295,8 @@ class Seen:
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("same_number", [True, False])
-def test_a_node_that_is_started_again_goes_on_as_it_was(
-    same_number: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_is_started_again_goes_on_as_it_was(same_number: bool, tmp_path: Path) -> None:
     """Node 1 is gone in round 2, and comes back with its personal model: as if it had not been asked in between."""
-    monkeypatch.setattr(server, "RETURN", 0.05)
     grid = grid_of(tmp_path / "home")
     [number] = [n for n, c in grid.contexts.items() if c.node_config["partition-id"] == 1]
     app = grid.apps[number]

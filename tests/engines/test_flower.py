@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from fedgrove.core import Answer, AnyMethod, Edit, Engine, Job, Lost, Packet, Re
 from fedgrove.engines import Serial, choose
 from fedgrove.engines.faulty import Faulty
 from fedgrove.engines.flower import messages, node
-from fedgrove.engines.flower.engine import Flower
+from fedgrove.engines.flower.engine import Flower, lose_by_error
 from fedgrove.engines.flower.messages import (
     Letter,
     client_app,
@@ -179,6 +180,21 @@ def test_a_loss_has_its_reason(fate: str, reason: str, sentence: str, tmp_path: 
     assert "up" not in lost.cost
 
 
+@pytest.mark.parametrize(
+    ("code", "waited", "reason"),
+    [(3, 9.5, "late"), (3, 2.0, "died"), (4, 2.0, "late"), (5, 9.9, "died"), (2, 9.9, "crashed")],
+)
+def test_an_answer_that_comes_too_late_is_late(code: int, waited: float, reason: str) -> None:
+    """Flower drops a task after its time, 10 s here, and then says that there is no such message."""
+    error = SimpleNamespace(code=code, reason="Message Unavailable \x1b[2J" + "x" * 10_000)
+    lost = lose_by_error(Task(2, {}), error, 10.0, waited)
+    assert lost.reason == reason
+    assert lost.detail.isprintable()
+    assert len(lost.detail) < 400
+    if reason == "late":
+        assert lost.detail == "client 2 did not answer within 10 s."
+
+
 def test_a_client_without_a_node_is_lost_and_costs_nothing(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, cohort=4)
     engine = looped(run)
@@ -234,9 +250,12 @@ def answered_by(run: Run, answer: Callable[[Letter, int], Letter]) -> Flower:
     return engine
 
 
-@pytest.mark.parametrize("changed", ["round", "run", "nothing"])
+@pytest.mark.parametrize("changed", ["round", "run", "repeated", "nothing"])
 def test_an_answer_that_is_sent_again_is_refused(changed: str, tmp_path: Path) -> None:
-    """Client 2 answers every task with the report of its first one."""
+    """Client 2 answers every task with the report of its first one.
+
+    A run that is repeated has the same name and sends the same tasks.
+    """
     run = make_run(methods.FedAvg(), tmp_path, cohort=4, rounds=2)
     first: dict[str, Letter] = {}
 
@@ -253,6 +272,8 @@ def test_an_answer_that_is_sent_again_is_refused(changed: str, tmp_path: Path) -
     assert [type(answer).__name__ for _, answer in reports] == ["Report"] * 4
     if changed == "run":
         engine.name_of = lambda run: "another"
+    elif changed == "repeated":
+        assert [task.round for task in tasks] == [0] * 4
     else:
         tasks = loop.send(iter(reports)).tasks
     found = [answer for _, answer in answers(run, engine, tasks)]
@@ -396,7 +417,10 @@ def test_nobody_can_claim_other_bytes_than_came() -> None:
     assert read_cost(Letter(b"abc", {"m": b"defg"}, note=note)) == {"header": 3, "values": 4}
     for claim in ('{"header": 3, "values": 4}', '{"mask": 7}'):
         assert read_cost(Letter(b"abc", {"m": b"defg"}, note={"cost": claim})) == json.loads(claim)
-    for claim in ("[7]", "7", "{", '{"a": 8, "b": -1}', '{"a": 7.0}', '{"a": "7"}'):
+    many = json.dumps({"a": 7} | {str(n): 0 for n in range(40)})
+    names = ('{"\\ud800": 7}', '{"\\u001b[2J": 7}', json.dumps({"x" * 50: 7}), '{"": 7}', many)
+    wrong = ("[7]", "7", "{", '{"a": 8, "b": -1}', '{"a": 7.0}', '{"a": "7"}')
+    for claim in (*wrong, *names, " " * 5000 + '{"a": 7}'):
         honest = {"header": 3, "values": 4}
         assert read_cost(Letter(b"abc", {"m": b"defg"}, note={"cost": claim})) == honest
 

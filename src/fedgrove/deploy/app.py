@@ -33,7 +33,8 @@ from ..data.sets import SETS
 from ..errors import InputError, check
 from ..nets.user_files import import_file, is_file_spec
 from ..options.definition import options_of
-from .enrolment import describe_client
+from .enrolment import TIMES_USUAL, describe_client
+from .server import GRACE
 
 PACKAGE = "fedgrove_app"
 CODE = "code"
@@ -83,7 +84,17 @@ def write_app(
     name = re.sub(r"[^a-z0-9-]+", "-", methods.name_of(experiment.method).lower()).strip("-")
     out = f"runs/{name}-{re.sub(r'[^A-Za-z0-9-]+', '-', federation.name).strip('-') or 'own'}"
     clients = len(federation.clients)
-    words = {"out": out, "clients": clients, "wait": WAIT, "timeout": timeout or TIMEOUT}
+    words = {
+        "out": out,
+        "clients": clients,
+        # More than half: fewer would let a minority of the nodes decide what is usual.
+        "quorum": clients // 2 + 1,
+        "grace": round(GRACE),
+        "wait": WAIT,
+        "timeout": timeout or TIMEOUT,
+        "most_examples": TIMES_USUAL,
+        "keys": "",
+    }
     code = "HERE"
     if own_files:
         code = f'HERE / "{CODE}"'

@@ -8,11 +8,13 @@
     server.crt
     node-0        a node's private key: goes to that node and nowhere else
     node-0.pub    registered with the server
+    partitions.toml   which clients the node with a key may be: node-0 = [0]
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +32,19 @@ DAYS = 825
 """How long certificates are valid: the longest that common clients accept."""
 MOST_NODES = 10_000
 NODES = 3
+DECLARED = "partitions.toml"
+"""The file that declares which clients the node with a key may be."""
+DECLARED_HEAD = """# The clients that a node may be: name of the .pub file of its key = clients.
+# A run whose app names this folder (keys) reads the file when it starts.
+"""
+
+
+@dataclass(frozen=True)
+class DeclaredKey:
+    """The name of a node's public key, and the clients that the node may be."""
+
+    name: str
+    partitions: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,7 @@ def _checked(host: str) -> str:
 
 
 def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
-    files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")]
+    files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt", DECLARED)]
     present = []
     for file in files:
         if file.exists():
@@ -108,8 +123,11 @@ def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
             f"{taken[0]} is there already, and never overwritten; give another folder."
         )
     _write_certificates(path, hosts)
-    for name in names:
+    lines = [DECLARED_HEAD]
+    for partition, name in enumerate(names):
         _write_node_key(path / name)
+        lines.append(f"{name} = [{partition}]\n")
+    _write(path / DECLARED, "".join(lines).encode())
     return Keys(path, hosts, names)
 
 
@@ -207,6 +225,56 @@ def _write_node_key(path: Path) -> None:
     )
     _write(path, private)
     _write(path.with_name(f"{path.name}.pub"), public + b"\n")
+
+
+def read_public_key(path: Path) -> tuple[bytes, Any] | None:
+    """Return a node's public key as Flower sends it, and the key; None if the file has none."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (ValueError, OSError):
+        return None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return None
+    name = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return name, key
+
+
+def read_declared_keys(folder: str | Path) -> dict[bytes, DeclaredKey]:
+    """Return which clients the node with each public key may be, by what Flower sends of the key.
+
+    Raises:
+        InputError: ``partitions.toml`` or a public key that it names cannot be read.
+    """
+    path = Path(folder).absolute() / DECLARED
+    example = "one line for each key, as: node-0 = [0]"
+    try:
+        declared = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}; fedgrove keys writes it, with "
+            f"{example}."
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{path} is no TOML: {error}; it must have {example}.") from None
+    found = {}
+    for name, partitions in declared.items():
+        are_numbers = isinstance(partitions, list) and all(
+            type(each) is int and each >= 0 for each in partitions
+        )
+        check(are_numbers, f"{name} in {path}", partitions, "a list of clients, as [0]")
+        read = read_public_key(path.with_name(f"{name}.pub"))
+        if read is None:
+            raise InputError(
+                f"{path} names {name}, and {path.with_name(name)}.pub is no public key of a node; "
+                "put the file there, or remove the line."
+            )
+        found[read[0]] = DeclaredKey(name, tuple(partitions))
+    return found
 
 
 def _pem_of(key: Any) -> bytes:

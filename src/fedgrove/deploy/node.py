@@ -8,6 +8,7 @@ folder.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
@@ -75,7 +76,8 @@ class Node:
         except Exception as error:
             sentence = f"the node could not answer: {explain_error(error)}"
         LOG.error("refused: %s", sentence)
-        return {"refused": sentence}
+        # The server names the client in its own sentence.
+        return {"refused": sentence, "partition": node_config.get("partition-id")}
 
     def _answer(self, question: Head, node_config: Mapping[str, Any]) -> Head:
         asked = question.get("ask")
@@ -86,9 +88,8 @@ class Node:
         enrolment.check_version(question.get("version"), "the server")
         partition = read_partition(node_config)
         if asked == "who":
-            return enrolment.describe_client(
-                own_federation(self.data, partition, node_config), partition
-            )
+            federation = own_federation(self.data, partition, node_config)
+            return enrolment.describe_client(federation, partition) | {"time": time.time()}
         if asked == "join":
             return self._join(str(question.get("config")), partition, node_config)
         raise InputError(f"the server asks {asked!r}, which this version does not know.")

@@ -8,6 +8,7 @@ tasks without an answer after ``timeout`` seconds are lost.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,19 +31,33 @@ from ...wire.message import ResendRequest, longest_answer, read_answer
 from ...wire.message_costs import BroadcastBytes, encode_task, find_masks_known_to_server
 from ..work import explain_error, lose_late, lose_unreadable, refuse_undecoded
 from . import messages
-from .messages import Head, Letter, name_codec, read_cost
+from .messages import Head, Letter, Note, name_codec, read_cost
 
 WINDOW = 256
 """At most this many tasks are open at a time, so that memory does not grow with the clients."""
 SHORTEST_WAIT = 0.005
 LONGEST_WAIT = 1.0
 """Limits of the seconds between two requests for replies (:class:`_Patience`)."""
-GONE = (3, 4, 5)
-"""Flower's codes for a message, a reply or a node that is no longer there."""
+EARLY = 1.0
+"""Seconds before the end of a task's time at which Flower may drop it."""
+LONGEST_REASON = 300
+"""Letters of Flower's or a node's own reason that a sentence keeps."""
+NO_MESSAGE = 3
+"""Flower's code for a message that it does not have: it expired, or its node was removed."""
+NO_REPLY = 4
+"""Flower's code for a reply that expired."""
+NO_NODE = 5
+"""Flower's code for a node that sends no more heartbeats."""
+GONE = (NO_MESSAGE, NO_REPLY, NO_NODE)
 
 
 def nothing() -> None:
     """Check nothing before Flower pushes a message: the default."""
+
+
+def explain_absence(client: int) -> str:
+    """Return why a client has no node in Flower, if nothing more is known."""
+    return f"client {client} has no node; it has not joined, or has left."
 
 
 @dataclass(eq=False)
@@ -56,7 +71,8 @@ class Flower:
         timeout: Seconds after which a task without an answer is lost; None: wait.
         window: At most this many tasks are open at a time.
         check: Called while the engine waits; raises if waiting is useless.
-        note_loss: Called with the node and the loss of every lost task.
+        note_answer: Called with the node and its answer, report or loss.
+        absence: Returns a sentence on why a client has no node.
     """
 
     grid: Any
@@ -65,7 +81,8 @@ class Flower:
     timeout: float | None = None
     window: int = WINDOW
     check: Callable[[], None] = nothing
-    note_loss: Callable[[int, Lost], None] | None = None
+    note_answer: Callable[[int, Answer], None] | None = None
+    absence: Callable[[int], str] = explain_absence
     name: str = field(default="flower", init=False)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
@@ -93,22 +110,24 @@ class Flower:
             self._collect([e for e in window if e.answer is None], sent, patience)
 
     def _finish(self, exchange: _Exchange) -> Answer:
-        """Return the answer with the bytes of its messages; report a loss."""
+        """Return the answer with the bytes of its messages; report whether the node answered."""
         answer = exchange.answer_with_cost()
-        if isinstance(answer, Lost) and exchange.node is not None and self.note_loss is not None:
-            self.note_loss(exchange.node, answer)
+        if exchange.node is not None and self.note_answer is not None:
+            self.note_answer(exchange.node, answer)
         return answer
 
     def _send(self, exchange: _Exchange, sent: BroadcastBytes) -> None:
         """Send a task; one that cannot be sent is lost."""
         run, task = exchange.job
         if exchange.node is None:
-            sentence = f"client {task.to} has no node; it has not joined, or has left."
-            exchange.answer = Lost(task.to, "unsent", sentence)
+            exchange.answer = Lost(task.to, "unsent", self.absence(task.to))
             return
         codec = run.method.codec
         head, packets, cost = encode_task(task, codec, run.known_state, sent)
-        letter = Letter(head, packets, name_codec(codec), {"run": self.name_of(run)})
+        # A number that is used once: a run that is repeated has equal tasks, and their answers
+        # must differ.
+        note: Note = {"run": self.name_of(run), "nonce": secrets.token_hex(16)}
+        letter = Letter(head, packets, name_codec(codec), note)
         exchange.spent.add({"down": cost})
         exchange.task_id = letter.task_id
         if not exchange.is_second:
@@ -145,7 +164,8 @@ class Flower:
         """Handle a reply: a report, a loss, or the request for a mask that the client lacks."""
         run, task = exchange.job
         if reply.has_error():
-            exchange.answer = lose_by_error(task, reply.error)
+            waited = time.monotonic() - exchange.since
+            exchange.answer = lose_by_error(task, reply.error, self.timeout, waited)
             return
         try:
             expected = run.expected(task)
@@ -256,9 +276,25 @@ def _read_loss(task: Task, letter: Letter) -> Lost:
     return Lost(task.to, reason if reason in LOST_REASONS else "crashed", sentence)
 
 
-def lose_by_error(task: Task, error: Any) -> Lost:
-    """Return the loss for an error of Flower: the node is gone, or its app failed."""
-    text = " ".join(str(error.reason or "no reason given").split())[:300].rstrip(".")
+def lose_by_error(
+    task: Task, error: Any, timeout: float | None = None, waited: float = 0.0
+) -> Lost:
+    """Return the loss for an error of Flower: too late, the node is gone, or its app failed.
+
+    Args:
+        task: The task.
+        error: Flower's error.
+        timeout: Seconds after which Flower drops the task; None: never.
+        waited: Seconds since the task was sent.
+    """
+    # Flower has one code for a message that expired and for one whose node was removed. Its clock
+    # and this one differ a little.
+    has_expired = timeout is not None and waited >= timeout - EARLY
+    if error.code == NO_REPLY or (error.code == NO_MESSAGE and has_expired):
+        if timeout is not None:
+            return lose_late(task, timeout)
+        return Lost(task.to, "late", f"the answer of client {task.to} came too late for Flower.")
+    text = clean_text(str(error.reason or "no reason given"), LONGEST_REASON).rstrip(".")
     if error.code in GONE:
         return Lost(task.to, "died", f"the node of client {task.to} is gone: {text}.")
     return Lost(task.to, "crashed", f"the app of client {task.to} failed: {text}.")
@@ -296,6 +332,14 @@ def pull(grid: Any, numbers: Iterable[str]) -> list[tuple[str, Any]]:
             # If there are two replies, the first one counts.
             found.setdefault(answered, reply)
     return list(found.items())
+
+
+def list_nodes(grid: Any) -> dict[int, bytes]:
+    """Return the public key of each node that is connected to Flower's Grid."""
+    try:
+        return {info.node_id: bytes(info.public_key) for info in grid.get_nodes()}
+    except Exception as error:
+        raise _unreachable(error) from error
 
 
 def _unreachable(error: Exception) -> EngineError:
@@ -347,10 +391,18 @@ def ask(
     return answers
 
 
+def read_answer_head(reply: Any) -> Head | None:
+    """Read the answer to a question over Flower; None: the node has not answered."""
+    if reply.has_error() and reply.error.code in GONE:
+        return None
+    return _read_head(reply)
+
+
 def _read_head(reply: Any) -> Head:
     if reply.has_error():
-        return {"refused": " ".join(str(reply.error.reason or "no reason given").split())[:300]}
+        return {"refused": clean_text(str(reply.error.reason or "no reason"), LONGEST_REASON)}
     try:
         return messages.read_head(reply)
-    except WireError as error:
-        return {"refused": str(error)}
+    except Exception as error:
+        # Bytes from outside: an error in them concerns this node only.
+        return {"refused": explain_error(error)}

@@ -7,8 +7,8 @@ replies, have this content::
     "fedgrove"   ArrayRecord: "0000.head", then each packet, "0001.model", ...: one Array of
                  bytes each (stype: the codec's name). Flower stores equal objects once, so a packet
                  that goes to many clients is stored once.
-    "note"       ConfigRecord: the name of the run; in a reply, which task it answers, or why there
-                 is no report.
+    "note"       ConfigRecord: the name of the run and a nonce; in a reply, which task it answers,
+                 or why there is no report.
 
 flwr is imported when it is needed, with its telemetry off.
 """
@@ -16,6 +16,7 @@ flwr is imported when it is needed, with its telemetry off.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from typing import Any
 
-from ...errors import InputError, UnexpectedReport, WireError
+from ...errors import FedgroveError, InputError, UnexpectedReport, WireError
 from ...wire.codec import Chain, Codec, CostByPart
 
 TASK = "train"
@@ -32,6 +33,11 @@ HEAD = "0000.head"
 
 MAX_QUESTION = 1 << 20
 """The longest question or answer to one that is read, in bytes."""
+MAX_COST = 1 << 12
+MOST_PARTS = 32
+LONGEST_PART = 40
+"""How long a client's list of bytes by part may be, how many parts it may have, and how long their
+names may be: they reach the outputs of the run."""
 
 Head = dict[str, Any]
 """A question or its answer, as a JSON object."""
@@ -79,13 +85,13 @@ class Letter:
 
     @property
     def task_id(self) -> str:
-        """What the answer to a task's letter names: a hash of its run and its head.
+        """What the answer to a task's letter names: a hash of its run, its nonce and its head.
 
-        The head has client, verb, round and attempt, so an old answer that is sent again is
-        recognised.
+        The head has client, verb, round and attempt. The nonce differs for every letter, so that
+        an old answer is recognised, even one to the same task of an earlier run.
         """
-        run = str(self.note.get("run", ""))
-        return blake2b(run.encode() + b"\0" + self.head, digest_size=16).hexdigest()
+        note = f"{self.note.get('run', '')}\0{self.note.get('nonce', '')}\0"
+        return blake2b(note.encode() + self.head, digest_size=16).hexdigest()
 
     @property
     def length(self) -> int:
@@ -115,19 +121,27 @@ def write_cost(cost: CostByPart) -> str:
 def read_cost(letter: Letter) -> CostByPart:
     """Return the bytes of a report by part, from the note of a Flower message.
 
-    A client may lie about the parts, but not about the sum: if the sum is wrong, only head and
-    values are told apart.
+    A client may lie about the parts, but not about the sum: if the sum or a name is wrong, only
+    head and values are told apart.
     """
     head = len(letter.head)
     otherwise = {"header": head, "values": letter.length - head}
     try:
-        claimed = json.loads(str(letter.note["cost"]))
+        text = str(letter.note["cost"])
+        if len(text) > MAX_COST:
+            return otherwise
+        claimed = json.loads(text)
         are_counts = all(type(n) is int and n >= 0 for n in claimed.values())
-        if not are_counts or sum(claimed.values()) != letter.length:
+        are_names = len(claimed) <= MOST_PARTS and all(map(_is_part, claimed))
+        if not are_counts or not are_names or sum(claimed.values()) != letter.length:
             return otherwise
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return otherwise
-    return {str(part): n for part, n in claimed.items()}
+    return dict(claimed)
+
+
+def _is_part(name: str) -> bool:
+    return 0 < len(name) <= LONGEST_PART and name.isascii() and name.isprintable()
 
 
 def make_content(letter: Letter) -> Any:
@@ -258,9 +272,23 @@ def server_app(main: Callable[[Any, Any], None]) -> Any:
     check_installed()
     from flwr.serverapp import ServerApp
 
+    # Flower logs every error of an app with its traceback.
+    logging.getLogger("flwr").addFilter(drop_traceback)
     server: Any = ServerApp()
     server.main()(main)
     return server
+
+
+def drop_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback of fedgrove's own errors from a line of Flower's log.
+
+    They are sentences for the user, and have been logged already.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedgroveError):
+        record.exc_info = None
+        record.exc_text = None
+    return True
 
 
 def _on_question(answer: AnswerQuestion, message: Any, context: Any) -> Any:
