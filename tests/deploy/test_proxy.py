@@ -8,7 +8,7 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Doors:
         connection.close()
         return response.status, answer
 
-    def signature(self, node: int) -> dict[str, str]:
+    def signature(self, node: int, ahead: float = 0.0) -> dict[str, str]:
         """What a SuperNode sends along."""
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -87,7 +87,7 @@ class Doors:
         public = key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        now = datetime.now(UTC).isoformat()
+        now = (datetime.now(UTC) + timedelta(seconds=ahead)).isoformat()
         signature = key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
         return {
             "flwr-public-key": base64.b64encode(public).decode(),
@@ -141,6 +141,19 @@ def test_an_unknown_key_is_refused_before_its_body_is_read(doors: Doors) -> None
     # It announces a terabyte and sends one byte: the answer comes without waiting for the rest.
     assert doors.post(FLEET, node=None, **{"Content-Length": str(10**12)})[0] == 401
     assert len(doors.arrived) == before
+
+
+@pytest.mark.parametrize(("ahead", "which"), [(3600.0, "ahead of"), (-7200.0, "behind")])
+def test_a_node_whose_clock_is_off_is_told_so(doors: Doors, ahead: float, which: str) -> None:
+    before = len(doors.arrived)
+    for _ in range(2):
+        status, answer = doors.post(FLEET, node=None, **doors.signature(0, ahead))
+        assert status == 401
+        assert f"{abs(ahead):.0f} s {which} the server's".encode() in answer
+    assert len(doors.arrived) == before
+    # Once a minute, by the name of its key.
+    assert doors.program.text.count("node-0: the clock of this node is") == 1
+    assert doors.post(FLEET, node=None, **doors.signature(0, -200.0))[0] == 200
 
 
 def test_a_body_has_a_limit(doors: Doors) -> None:

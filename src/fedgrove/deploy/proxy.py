@@ -15,13 +15,17 @@ import asyncio
 import base64
 import re
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, check
+from .enrolment import LOG, show_log
+from .keys import read_public_key
 
 HOST = "0.0.0.0"
 PORT = 8443
@@ -31,6 +35,11 @@ MOST_BYTES = 32 * 2**20
 """The longest body of a request: Flower sends messages in pieces of 5 MiB."""
 SECONDS = 120.0
 """How long a request may take to arrive, and a SuperLink to answer it."""
+MOST_AHEAD = 5.0
+MOST_BEHIND = 305.0
+"""Seconds that a node's clock may be ahead or behind: a SuperLink refuses more."""
+WARN_AGAIN = 60.0
+"""Seconds after which a wrong clock of a node is logged again."""
 FOR_NODES = re.compile(rb"/v1/fleet/[a-z-]+")
 PASSED_ON = re.compile(rb"flwr-.*|x-flwr-.*|content-type|accept|user-agent")
 """Headers that are passed on; the others belong to one connection."""
@@ -52,6 +61,14 @@ class Proxy:
 
     folder: Path
     client: Any
+    warned: dict[str, float] = field(default_factory=dict)
+    """By node, when a sentence about its clock was last logged; only known nodes are in it."""
+
+    def _warn(self, name: str, sentence: str) -> None:
+        now = time.monotonic()
+        if now - self.warned.get(name, -WARN_AGAIN) >= WARN_AGAIN:
+            self.warned[name] = now
+            LOG.warning("%s: %s", name, sentence)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -63,9 +80,12 @@ class Proxy:
         path: bytes = scope["raw_path"]
         if scope["method"] != "POST" or FOR_NODES.fullmatch(path) is None:
             await _answer(send, 403, b"this port is for nodes only")
-        elif not _is_signed(dict(headers), self.folder):
+        elif (signed := _find_signature(dict(headers), self.folder)) is None:
             # Before a byte of the body is read.
             await _answer(send, 401, b"this key is not known here")
+        elif wrong := _describe_clock(signed.age):
+            self._warn(signed.name, wrong)
+            await _answer(send, 401, wrong.encode())
         else:
             await self._pass_on(path.decode(), headers, receive, send)
 
@@ -114,44 +134,54 @@ async def _answer(send: Send, status: int, body: bytes, headers: Headers | None 
     await send({"type": "http.response.body", "body": body})
 
 
-def _is_signed(headers: Mapping[bytes, bytes], folder: Path) -> bool:
-    """Whether a known node has signed the time that the request names.
+@dataclass(frozen=True)
+class _Signature:
+    """The node that signed a request, and the seconds since then by the clock of this machine."""
 
-    The SuperLink then compares the time with its clock, and the key with its list.
+    name: str
+    age: float
+
+
+def _find_signature(headers: Mapping[bytes, bytes], folder: Path) -> _Signature | None:
+    """Return which known node has signed the time that a request names; None if none has.
+
+    The SuperLink compares the key with its list again.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        name = base64.b64decode(headers[b"flwr-public-key"], validate=True)
+        public = base64.b64decode(headers[b"flwr-public-key"], validate=True)
         signature = base64.b64decode(headers[b"flwr-signature"], validate=True)
-        key = _known_keys(folder, folder.stat().st_mtime_ns)[name]
-        key.verify(signature, headers[b"flwr-timestamp"], ec.ECDSA(hashes.SHA256()))
-    except (KeyError, ValueError, InvalidSignature):
-        return False
-    return True
+        name, key = _known_keys(folder, folder.stat().st_mtime_ns)[public]
+        signed = headers[b"flwr-timestamp"]
+        key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+        age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode())).total_seconds()
+    except (KeyError, ValueError, TypeError, InvalidSignature):
+        return None
+    return _Signature(name, age)
+
+
+def _describe_clock(age: float) -> str:
+    """Return a sentence if a SuperLink refuses a request that was signed so long ago; else ""."""
+    if -MOST_AHEAD < age < MOST_BEHIND:
+        return ""
+    which = "behind"
+    if age < 0:
+        which = "ahead of"
+    return f"the clock of this node is {abs(age):.0f} s {which} the server's; set it, as with NTP"
 
 
 @lru_cache(maxsize=1)
-def _known_keys(folder: Path, changed: int) -> dict[bytes, Any]:
-    """The nodes' public keys by what Flower sends of them; read again if the folder changes."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+def _known_keys(folder: Path, changed: int) -> dict[bytes, tuple[str, Any]]:
+    """The nodes' names and public keys by what Flower sends; read again if the folder changes."""
     keys = {}
     for path in sorted(folder.glob("*.pub")):
-        try:
-            key = serialization.load_ssh_public_key(path.read_bytes())
-        except (ValueError, OSError):
-            # Another file of that name admits nobody, and shuts nobody out.
-            continue
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            continue
-        name = key.public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        keys[name] = key
+        # Another file of that name admits nobody, and shuts nobody out.
+        read = read_public_key(path)
+        if read is not None:
+            keys[read[0]] = (path.stem, read[1])
     return keys
 
 
@@ -190,6 +220,7 @@ def serve_nodes(
             f"this needs Flower, and {error.name} is not installed; get it with: "
             "pip install 'fedgrove[flower]'"
         ) from None
+    show_log()
     trusted = ssl.create_default_context(cafile=str(path / "ca.crt"))
     client = httpx.AsyncClient(
         base_url=f"https://{superlink}",
