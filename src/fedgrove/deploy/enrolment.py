@@ -290,11 +290,12 @@ def read_enrolment(said: Head) -> EnrolledClient:
         read = _Enrolment.model_validate(said)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the whole"
+        field = ".".join(str(part) for part in first["loc"]) or "its answer"
         given = ""
         if first["loc"]:
             given = f" is {clean_text(shown(first['input']), 100)}"
-        sentence = f"{who} cannot enrol: {field}{given}: {first['msg']}; correct its own_data."
+        allowed = first["msg"].removeprefix("Value error, ").replace("Input should", "it must")
+        sentence = f"{who} cannot enrol: {field}{given}; {allowed}; correct its own_data."
         raise InputError(clean_text(sentence)) from None
     own = read.own_labels
     return EnrolledClient(

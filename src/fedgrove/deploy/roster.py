@@ -137,10 +137,9 @@ class Roster:
         if self._absent:
             named = ", ".join(map(str, sorted(self._absent)))
             notes.append(f"the run began without clients {named}, which had not enrolled")
-        for note in notes[: enrolment.MOST_NOTES]:
-            LOG.warning("%s", note)
+            LOG.warning("%s", notes[-1])
         self._federation = enrolment.make_federation(
-            by_partition, self._kind, self._absent, notes[: enrolment.MOST_NOTES]
+            by_partition, self._kind, self._absent, notes[-enrolment.MOST_NOTES :]
         )
         return self._federation
 
