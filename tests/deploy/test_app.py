@@ -220,6 +220,12 @@ def test_a_file_that_flower_would_leave_out_is_refused(tmp_path: Path) -> None:
         ("out", ""),
         ("wait", -1),
         ("timeout", "x"),
+        ("quorum", 4),
+        ("quorum", 0),
+        ("grace", -1),
+        ("most_examples", 0.5),
+        ("most_examples", "x"),
+        ("keys", 5),
     ],
 )
 def test_wrong_words_in_an_apps_configuration_are_refused(word: str, value: Any) -> None:

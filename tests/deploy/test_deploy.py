@@ -166,7 +166,10 @@ def no_data(partition: int, node_config: Mapping[str, Any]) -> Any:
     [
         (another_shape, r"client 1 has data of shape \(5,\) with 3 outputs"),
         (fewer_outputs, r"client 1 has data of shape \(12,\) with 2 outputs"),
-        (no_file, r"the node could not answer: FileNotFoundError: data.csv"),
+        (
+            no_file,
+            r"client 1 cannot read its data \(FileNotFoundError\); the log of its node says why",
+        ),
         (no_data, r"the node's data are a list"),
     ],
 )
@@ -178,6 +181,21 @@ def test_data_that_do_not_fit_are_refused(
     assert "2 of 3 clients take part" in said[0]
     for side in said[:2]:
         assert re.search(sentence, side)
+
+
+def test_names_of_files_stay_on_the_node(tmp_path: Path, caplog: Any) -> None:
+    """A client is called after its file; the path in an error is in the node's own log only."""
+    notes = ("there is one client only, anna: there is nothing to federate", "synthetic")
+    named = replace(all_data(), name="anna", names={0: "anna"}, notes=notes)
+    said = enrolment.describe_client(named, 0)
+    assert "anna" not in json.dumps(said)
+    assert said["words"]["notes"] == ["synthetic"]
+    assert enrolment.read_enrolment(said).words["name"] == "own data"
+    answer = Node(no_file, str(tmp_path)).answer_question(
+        {"ask": "who", "version": fedgrove.__version__}, {"partition-id": 0}
+    )
+    assert "data.csv" not in json.dumps(answer)
+    assert "FileNotFoundError: data.csv" in caplog.text
 
 
 def test_another_version_is_refused(tmp_path: Path, caplog: Any) -> None:

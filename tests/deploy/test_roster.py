@@ -333,6 +333,29 @@ def test_a_late_client_has_bounds_too(tmp_path: Path) -> None:
     assert "client 1 reports 5000 examples" in second["why"]["unsent"]
 
 
+def test_a_run_waits_if_nobody_is_left(tmp_path: Path) -> None:
+    """All nodes are gone after round 1, as behind a line that is down, and come back a second later."""
+    grid = grid_of(tmp_path / "home")
+    apps = dict(grid.apps)
+    back: list[float] = []
+    real = grid.get_node_ids
+
+    def nodes() -> Any:
+        if back and time.monotonic() > back[0]:
+            grid.apps.update(apps)
+        return real()
+
+    grid.get_node_ids = nodes  # type: ignore[method-assign]
+
+    def watch(line: Mapping[str, Any]) -> None:
+        if line["round"] == 1 and not back:
+            grid.apps.clear()
+            back.append(time.monotonic() + 1.0)
+
+    result = served(grid, tmp_path / "run", watch=watch)
+    assert result.summary["lost"] == {}
+
+
 def test_many_nodes_are_looked_through_once() -> None:
     """Among 100,000 known nodes the new ones are found in the time of one look at each."""
     known = enrolment.read_enrolment(copy.deepcopy(VALID))
@@ -463,3 +486,24 @@ def test_a_cohort_above_the_number_of_nodes_says_where_to_change_it(tmp_path: Pa
     sentence = r"cohort is 10, and the app is for 3 clients; change cohort in fedgrove_app/config"
     with pytest.raises(InputError, match=sentence):
         serve(Loopback({}), path, out=tmp_path / "run", clients=3, wait=0.0)
+
+
+@pytest.mark.parametrize(("before", "after"), [((0, 2), (0, 1, 2)), ((0, 1, 2), (0, 2))])
+def test_a_run_is_resumed_with_other_nodes_than_it_began_with(
+    before: tuple[int, ...], after: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The clients of the run are the same; only who has enrolled differs."""
+
+    def kill(line: Mapping[str, Any]) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    words = {"name": "ditto", "rounds": 4}
+    with pytest.raises(KeyboardInterrupt):
+        served(grid_of(tmp_path / "home", partitions=before), out, watch=kill, **words)
+    result = served(grid_of(tmp_path / "home", partitions=after), out, **words)
+    lost = [line.get("lost", {}) for line in rest(out)["lines"]]
+    absent = [{} if 1 in nodes else {"unsent": [1]} for nodes in (before, after)]
+    assert lost == [absent[0], absent[0], absent[1], absent[1]]
+    assert result.summary["scored"] == len(after)

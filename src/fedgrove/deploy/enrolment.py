@@ -85,16 +85,21 @@ def describe_client(federation: Federation, partition: int) -> Head:
             "problem": _describe_problem(federation.problem),
         },
         "words": {
-            "name": federation.name,
+            "name": "own data" if _names_client(federation.name, federation) else federation.name,
             "labels": list(federation.labels),
             "defaults": dataclasses.asdict(federation.defaults),
-            "notes": list(federation.notes),
+            "notes": [note for note in federation.notes if not _names_client(note, federation)],
             "partition": federation.partition,
             "scenario": federation.scenario,
             "split": federation.split,
             "validation": federation.validation,
         },
     }
+
+
+def _names_client(text: str, federation: Federation) -> bool:
+    """Whether a text contains a client's name, which comes from its files and stays there."""
+    return any(name in text for name in federation.names.values())
 
 
 def _describe_problem(problem: Any) -> dict[str, Any]:

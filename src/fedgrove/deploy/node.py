@@ -189,9 +189,17 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
     """Return the node's data as a federation with only its client.
 
     Raises:
-        InputError: The data are no federation, or do not have this client.
+        InputError: The data cannot be read, are no federation, or do not have this client.
     """
-    federation = data(partition, node_config)
+    try:
+        federation = data(partition, node_config)
+    except Exception as error:
+        # The reason may name files of this machine, so it stays here.
+        LOG.error("own_data: %s", explain_error(error))
+        raise InputError(
+            f"client {partition} cannot read its data ({type(error).__name__}); the log of its "
+            "node says why."
+        ) from error
     if not isinstance(federation, Federation):
         raise InputError(
             f"the node's data are a {type(federation).__name__}; they must be a "

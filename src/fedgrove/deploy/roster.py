@@ -100,6 +100,7 @@ class Roster:
         self._late: dict[int, int] = {}
         self._suspects: set[int] = set()
         self._polled_at = 0.0
+        self._wait = 0.0
         self._kind = ""
         self._usual = 0
         self._federation: Federation | None = None
@@ -118,6 +119,7 @@ class Roster:
         Raises:
             EngineError: There are fewer after ``wait`` seconds.
         """
+        self._wait = wait
         started = time.monotonic()
         while True:
             self.poll()
@@ -210,8 +212,15 @@ class Roster:
     # ---- during the run --------------------------------------------------------------------------
 
     def nodes(self) -> Mapping[int, int]:
-        """Return the node of each client that takes part now; wait for none."""
+        """Return the node of each client that takes part now.
+
+        Nobody is waited for, unless there is nobody: then for as long as at the start.
+        """
+        end = time.monotonic() + self._wait
         self.poll()
+        while not self._joined and time.monotonic() < end:
+            time.sleep(POLL)
+            self.poll()
         return {p: node for p, node in self._node_of.items() if node in self._joined}
 
     def explain_absence(self, client: int) -> str:
