@@ -216,7 +216,7 @@ def trained(out: Path, rounds: int) -> bool:
 def test_a_node_that_is_killed_comes_back_with_its_personal_model(
     site: Site, tmp_path: Path
 ) -> None:
-    wanted = experiment("ditto", rounds=5)
+    wanted = experiment("ditto", rounds=6)
     app = write_app(wanted, tmp_path / "app")
     out = tmp_path / "flower"
     run = site.start_run(app.folder, "node-killed", out=str(out))
@@ -233,8 +233,9 @@ def test_a_node_that_is_killed_comes_back_with_its_personal_model(
     lost = {line["round"]: line["lost"] for line in lines if line.get("lost")}
     assert list(lost[2].values()) == [[1]]
     assert "client 1" in next(iter(lines[1]["why"].values()))
-    # It may miss one round more while it starts.
-    assert set(lost) <= {2, 3}
+    # Nobody waits while it starts and joins, so it may miss some rounds more; then it is back.
+    assert list(lost) == list(range(2, 2 + len(lost)))
+    assert max(lost) < 6
     assert sum(summary["lost"].values()) == len(lost)
     assert any("client 1" in note for note in summary["notes"])
     # Had its personal model been lost, or been another one, all would have ended otherwise.
