@@ -204,11 +204,12 @@ def test_a_look_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_masks_that_are_new_are_counted() -> None:
     asked = MethodsOptions(
-        "digits", ["fixedprune"], "serial", "cpu", rounds=3, cohort=2, split=False
+        "digits", ["efficientfl"], "serial", "cpu", rounds=4, cohort=2, split=False
     )
     *_, row = measure(asked)
-    # Its one mask is sent from the first round on, which is left out.
-    assert (row["method"], row["new_masks"], row["parts"]) == ("fixedprune", 0, {})
+    # Its one mask is new in the second round, and stays.
+    assert (row["method"], row["exchanges"], row["new_masks"]) == ("efficientfl", 3, 1)
+    assert row["parts"] == {}
     asked = MethodsOptions(
         "digits", ["fedlayerprune"], "serial", "cpu", rounds=3, cohort=2, split=False
     )

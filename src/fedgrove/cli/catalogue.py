@@ -110,7 +110,7 @@ def make_index() -> Index:
     from .. import methods
     from ..data.sets import SETS
     from ..parts.local import LocalTraining
-    from ..runs.faults import KINDS
+    from ..runs.faults import FAULT_KINDS
     from ..runs.run import make_recipe
 
     lists = {
@@ -119,7 +119,7 @@ def make_index() -> Index:
         "nets": _nets(),
         "parts": _parts(),
         "engines": _engines(),
-        "faults": list(KINDS.items()),
+        "faults": list(FAULT_KINDS.items()),
     }
     docstrings = {}
     settings = {}

@@ -50,7 +50,7 @@ def export(options: ExportOptions) -> None:
         raise InputError(
             "give either --client K, for one client of the run, or --all, for all of its clients."
         )
-    wanted = formats.ExportOptions(options.to, options.int8, options.standardised, options.align)
+    wanted = formats.ExportRequest(options.to, options.int8, options.standardised, options.align)
     source = opened(options.run, data_dir=options.data_dir, trust=options.trust)
     clients = sorted(source.files)
     if options.client is not None:
