@@ -320,7 +320,7 @@ def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
     files |= {"checksums.txt", "lock", "report.html"}
     # Only of methods that have them, of federations of several tasks, of nets that start from given
-    # weights or have frozen ones, of private runs, and where clients differ.
+    # weights or have frozen ones, of private runs, where clients differ, and where training diverged.
     of_some = {
         "figures",
         "prediction",
@@ -330,6 +330,7 @@ def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
         "params_frozen",
         "privacy",
         "density_clients",
+        "diverged",
     }
     assert column("docs/runs.md") == set(summary) | files | of_some
 

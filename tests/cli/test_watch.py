@@ -166,13 +166,16 @@ def test_a_run_of_a_sweep_that_failed(capsys: pytest.CaptureFixture[str]) -> Non
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text('[run]\nmethod = "fedavg"\nrounds = 5\n')
     why = {"state": "failed", "why": "the net is <b>broken</b>."}
-    (Path("runs/many") / "sweep.json").write_text(
-        json.dumps({"members": {"a": why, "../b": why, "c": {"state": "unfinished"}}})
-    )
+    members = {"a": why, "c": {"state": "unfinished"}}
+    written = Path("runs/many") / "sweep.json"
+    written.write_text(json.dumps({"grid": {}, "members": members}))
     with locked(Path("runs/many")):
         looks = now("runs/many", capsys)
-    # c has no folder yet, and ../b is not in this one.
-    assert [(look["path"], look["state"]) for look in looks] == [("runs/many/a", "failed")]
+        # c has no folder yet.
+        assert [(look["path"], look["state"]) for look in looks] == [("runs/many/a", "failed")]
+        # A sweep with a member outside its folder is damaged, and none of its members is shown.
+        written.write_text(json.dumps({"grid": {}, "members": {**members, "../b": why}}))
+        assert now("runs/many", capsys) == []
 
 
 def test_in_a_terminal_a_table_is_live_and_the_last_sentence_stays() -> None:

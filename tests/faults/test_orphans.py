@@ -142,7 +142,7 @@ def test_what_a_killed_group_left_in_shared_memory_is_freed_at_the_next_start(
     prefix = "fg" + secrets.token_hex(3)
     process = begun([sys.executable, str(script), "fork", prefix, str(notes)], session=True)
     assert until(lambda: len(list(notes.iterdir())) == 2, 60), process.communicate()
-    monkeypatch.setattr("fedgrove.engines.pool.shared.PREFIX", prefix)
+    monkeypatch.setattr("fedgrove.engines.pool.shared.BLOCK_PREFIX", prefix)
     other = SHM / f"{prefix}of-somebody-else"
     other.touch()
     in_use = set(SHM.glob(prefix + "*"))

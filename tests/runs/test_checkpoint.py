@@ -232,7 +232,7 @@ def test_a_file_that_a_manifest_names_is_not_written_again(tmp_path: Path) -> No
 @pytest.mark.parametrize("threads", [1, 4])
 def test_many_trees_at_once(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets its own file, also one that changed; equal ones and the very same share one."""
-    monkeypatch.setattr("fedgrove.runs.checkpoint.THREADS", threads)
+    monkeypatch.setattr("fedgrove.runs.checkpoint.WRITERS", threads)
     files = TreeFiles()
     state = [large(float(i)) for i in range(6)]
     state += [large(5.0), dict(state[0])]
@@ -260,7 +260,7 @@ def test_many_trees_at_once(threads: int, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_disk_that_is_full_is_told_from_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgrove.runs.checkpoint.THREADS", 2)
+    monkeypatch.setattr("fedgrove.runs.checkpoint.WRITERS", 2)
     files = TreeFiles()
     files.start()
     stand_ins = [files.stand_in(large(float(i))) for i in range(3)]

@@ -142,12 +142,12 @@ def store_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, 
 
     The version is used only after the round loop has accepted the report.
     """
-    lost = _lose_diverged(task, report, remembered)
-    if lost is not None:
-        return lost
-    if not remembered:
-        return report
     try:
+        lost = _lose_diverged(task, report, remembered)
+        if lost is not None:
+            return lost
+        if not remembered:
+            return report
         version = run.memory.write(task.to, task.round, task.verb, remembered, task.memory)
     except (FedgroveError, OSError):
         # A full disk is not the client's fault; it ends the run.

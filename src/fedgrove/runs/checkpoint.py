@@ -357,7 +357,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} is a checkpoint of format {number}; this version of fedgrove reads format "
             f"{formats}. Resume the run with the version that wrote it, or start it again."
         )
-    return Manifest(schemas.check_content(content, schemas.Manifest, path))
+    return Manifest(schemas.check_content(content, schemas.ManifestContent, path))
 
 
 def find_manifest(path: Path) -> Manifest | None:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -158,6 +159,17 @@ def parse_json(data: bytes, path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise damaged(path, "it is not JSON") from None
+
+
+def read_run_options(text: str, path: Path) -> dict[str, Any]:
+    """Return the table [run] in the text of a run's config.toml; ``path`` is for the message."""
+    try:
+        options = tomllib.loads(text).get("run", {})
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise damaged(path, "it is not TOML") from None
+    if not isinstance(options, dict):
+        raise damaged(path, "run is not a table")
+    return options
 
 
 # ---- a checksum in the name ----------------------------------------------------------------------

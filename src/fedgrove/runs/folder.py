@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -61,17 +60,6 @@ SYNC_EVERY = 10.0
 Only such a one is kept as the previous one. So a power cut, after which newer files may be empty,
 costs no more than these seconds and a round.
 """
-
-
-def read_run_options(text: str, path: Path) -> dict[str, Any]:
-    """Return the table [run] in the text of a run's config.toml; ``path`` is for the message."""
-    try:
-        options = tomllib.loads(text).get("run", {})
-    except (tomllib.TOMLDecodeError, RecursionError):
-        raise damaged(path, "it is not TOML") from None
-    if not isinstance(options, dict):
-        raise damaged(path, "run is not a table")
-    return options
 
 
 class RunFolder:
@@ -172,7 +160,7 @@ class RunFolder:
     @property
     def options(self) -> dict[str, Any]:
         """The table [run] of the run's config.toml."""
-        return read_run_options(self.config, self.path / "config.toml")
+        return files.read_run_options(self.config, self.path / "config.toml")
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -242,7 +230,7 @@ class RunFolder:
         for number, line in enumerate(whole, start=1):
             content: dict[str, Any] = files.parse_json(line, self._metrics_path)
             place = self._metrics_path.with_name(f"{METRICS}, line {number},")
-            parsed.append(schemas.check_content(content, schemas.Line, place))
+            parsed.append(schemas.check_content(content, schemas.MetricsLine, place))
         return parsed
 
     def _check_lines(self, lines: list[bytes], manifest: Manifest) -> bytes:
@@ -594,7 +582,7 @@ class RunFolder:
         if name not in listed and not (self.path / name).exists():
             return None
         about: dict[str, Any] = files.parse_json(self.read(name), self.path / name)
-        schemas.check_content(about, schemas.Preparation, self.path / name)
+        schemas.check_content(about, schemas.PreparationContent, self.path / name)
         if about["format"] != PREPARATION_FORMAT:
             raise damaged(self.path / name, "it does not describe models of this version")
         return about

@@ -14,10 +14,9 @@ from typing import Any
 
 from ..errors import DamageError, InputError, not_a_run
 from ..report.progress import RunStatus, describe_score
-from .files import SEAL, damaged, parse_json, read_bytes
-from .folder import read_run_options
+from .files import SEAL, damaged, parse_json, read_bytes, read_run_options
 from .lock import check_free
-from .schemas import Headline, Line, SweepContent, check_content
+from .schemas import Headline, MetricsLine, SweepContent, check_content
 
 SWEEP = "sweep.json"
 RECENT_ROUNDS = 10
@@ -126,7 +125,7 @@ class Follower:
         self._end = (self._end + whole)[-COMPARED:]
         for text in whole.splitlines():
             try:
-                self._take(check_content(parse_json(text, file), Line, file))
+                self._take(check_content(parse_json(text, file), MetricsLine, file))
             except (DamageError, KeyError):
                 # A damaged line is for `resume` to refuse; here it is left out.
                 continue

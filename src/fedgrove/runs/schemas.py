@@ -135,9 +135,10 @@ class Headline(Scored):
     metric: Text | None = None
     more_is_better: Flag = True
     share: Flag = True
+    validation_clients: dict[Client, dict[Client, Number]] = {}
 
 
-class Line(Headline):
+class MetricsLine(Headline):
     """A line of metrics.jsonl."""
 
     round: Count
@@ -166,7 +167,7 @@ class Line(Headline):
     private_messages: list[Count] = []
 
 
-class Privacy(_Content):
+class PrivacyContent(_Content):
     """The entry "privacy" of summary.json."""
 
     messages: Count
@@ -226,9 +227,8 @@ class Summary(Headline):
     refused: Parts = {}
     abandoned: Count = 0
     virtual_seconds: Positive = 0.0
-    validation_clients: dict[Client, dict[Client, Number]] = {}
     figures: dict[Text, Number] = {}
-    privacy: Privacy | None = None
+    privacy: PrivacyContent | None = None
     prediction: Text = ""
     diverged: Diverged | None = None
     notes: list[Text] = []
@@ -292,7 +292,7 @@ class ClientEntry(_Content):
     allowed: list[Count] | None = None
 
 
-class Preparation(_Content):
+class PreparationContent(_Content):
     """The content of models/preparation.json."""
 
     format: Count
@@ -303,7 +303,7 @@ class Preparation(_Content):
     clients: dict[Client, ClientEntry]
 
     @model_validator(mode="after")
-    def _check_sizes(self) -> Preparation:
+    def _check_sizes(self) -> PreparationContent:
         if math.prod(self.shape) * self.outputs > MOST_NUMBERS:
             raise ValueError("shape and outputs must be those of a network that fits into memory")
         for number, entry in self.clients.items():
@@ -320,7 +320,7 @@ class Preparation(_Content):
 # ---- checkpoints and sweeps ----------------------------------------------------------------------
 
 
-class Manifest(_Content):
+class ManifestContent(_Content):
     """The content of checkpoint/latest.json and previous.json, without the method's state."""
 
     format: Count
