@@ -78,6 +78,7 @@ WRONG = [
     (("words", "name"), "x" * 1_000_000),
     (("words", "defaults", "lr"), 1e300),
     (("words", "defaults", "rounds"), 10**30),
+    (("words", "defaults", "optimiser"), "AdaGrad"),
     (("words", "notes"), [["nested"]]),
     (("own_labels",), [10**400]),
     (("own_labels",), [0, 3]),

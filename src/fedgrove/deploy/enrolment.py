@@ -220,7 +220,7 @@ class _Defaults(_Fields):
     rounds: Count
     epochs: Annotated[int, Field(ge=0, le=10**5)]
     batch: Count
-    optimiser: Name
+    optimiser: Literal["SGD", "Adam"]
     lr: Rate
     momentum: Rate
     weight_decay: Rate
