@@ -48,11 +48,11 @@ test: check
 # Of the system packages nginx, systemd, util-linux and iproute2.
 SYSTEM_PROGRAMS := nginx systemd-analyze unshare ip
 
-## test-all: check, then all tests, the slow ones too; those of services need nginx, systemd-analyze, unshare and ip
+## test-all: check, then all tests, the slow ones too, and new random examples; services need nginx, systemd-analyze, unshare, ip
 test-all: check
 	@for program in $(SYSTEM_PROGRAMS); do command -v $$program >/dev/null || \
 		echo "not installed: $$program; the tests that need it are skipped" >&2; done
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --hypothesis-profile=new $(ARGS)
 
 # An address from the one place for them, in pyproject.toml.
 address = $$($(BIN)/python -c 'import tomllib; \
