@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +66,7 @@ def state_to_json(
         pairs = []
         for key, item in value.items():
             _refuse_dataclass(item)
-            plain = None
-            if stand_in is not None and isinstance(item, Mapping):
-                plain = stand_in(item)
+            plain = stand_in(item) if stand_in and isinstance(item, Mapping) else None
             if plain is None:
                 plain = state_to_json(item, tensors, numbers, stand_in)
             pairs.append([state_to_json(key, tensors, numbers), plain])
@@ -336,10 +335,8 @@ class Manifest:
     @cached_property
     def files(self) -> set[str]:
         """The names of the checkpoint's files."""
-        names = {self.content["tensors"], *self.content.get("trees", ())}
-        for client, version in self.content["memory"].items():
-            names.add(memory_file_name(client, version))
-        return names
+        memories = starmap(memory_file_name, self.content["memory"].items())
+        return {self.content["tensors"], *self.content.get("trees", ()), *memories}
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -370,9 +367,7 @@ def find_manifest(path: Path) -> Manifest | None:
 
 def versions_of(memory: Memory) -> dict[str, dict[str, str]]:
     """Return a manifest's entries for clients' memories: files of the checkpoint, or elsewhere."""
-    versions = {}
-    for client, version in memory.files.items():
-        versions[str(client)] = version
+    versions = {str(client): version for client, version in memory.files.items()}
     if memory.elsewhere:
         return {"memory": {}, "memory_elsewhere": versions}
     return {"memory": versions}

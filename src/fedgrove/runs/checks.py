@@ -108,9 +108,7 @@ def make_notes(run: Run, state: Any, density: float | None) -> list[str]:
     name = _net_name(run)
     notes = []
     if run.origin is not None:
-        head = ""
-        if run.origin.body:
-            head = ", its head from scratch"
+        head = ", its head from scratch" if run.origin.body else ""
         notes.append(
             f"{name} started from the weights in {run.origin.path}{head}; every device has them, "
             "and what it took to bring them there is not counted"
@@ -122,9 +120,7 @@ def make_notes(run: Run, state: Any, density: float | None) -> list[str]:
             "no init= was given"
         )
     if layout.frozen:
-        why = "requires_grad=False"
-        if run.frozen:
-            why = f"freeze={run.frozen:g}"
+        why = f"freeze={run.frozen:g}" if run.frozen else "requires_grad=False"
         notes.append(
             f"{list_some(layout.frozen)} of {name} are frozen ({why}): they stay as they are and "
             "are not sent"
@@ -270,9 +266,7 @@ def _are_close(some: Tensor, other: Tensor) -> bool:
 
 def _run_untrained(run: Run, x: Tensor) -> Tensor:
     """Return the outputs of the untrained network, or of a copy if a pass may change it."""
-    net = run.net
-    if not nets.is_built_in(net.module):
-        net = copy.deepcopy(net)
+    net = run.net if nets.is_built_in(run.net.module) else copy.deepcopy(run.net)
     dtype = next(iter(run.params.values())).dtype
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:

@@ -186,9 +186,7 @@ class Stopwatch:
         }
         if self._slowest is not None:
             client, taken = self._slowest
-            spent = {}
-            for name, value in taken._asdict().items():
-                spent[name] = round(value, DIGITS)
+            spent = {name: round(value, DIGITS) for name, value in taken._asdict().items()}
             parts["slowest"] = {"client": client, **spent}
         return parts
 
@@ -232,15 +230,12 @@ def make_notes(run: Run, end: float) -> list[str]:
     trace = run.federation.trace
     if trace is None:
         return []
-    # A client with one line has the same bandwidth all along.
-    ends = []
-    for client in run.federation.ids:
-        if len(trace[client].seconds) > 1:
-            ends.append(trace[client].seconds[-1])
     ended = []
-    for last in ends:
-        if last < end:
-            ended.append(last)
+    for client in run.federation.ids:
+        seconds = trace[client].seconds
+        # A client with one line has the same bandwidth all along.
+        if len(seconds) > 1 and seconds[-1] < end:
+            ended.append(seconds[-1])
     if not ended:
         return []
     return [

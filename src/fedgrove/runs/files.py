@@ -153,6 +153,14 @@ def damaged(path: Path, why: str = "it is not what was written") -> DamageError:
     return DamageError(f"{path} is damaged: {why}; {_RESTORE}")
 
 
+def decode_text(data: bytes, path: Path) -> str:
+    """Return the text of a run folder's file from its bytes."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise damaged(path, "it is not text") from None
+
+
 def parse_json(data: bytes, path: Path) -> Any:
     """Return the content of a run folder's JSON file from its bytes."""
     try:

@@ -152,10 +152,7 @@ class RunFolder:
     @property
     def config(self) -> str:
         """The text of the run's config.toml."""
-        try:
-            return self.read("config.toml").decode()
-        except UnicodeDecodeError:
-            raise damaged(self.path / "config.toml", "it is not text") from None
+        return files.decode_text(self.read("config.toml"), self.path / "config.toml")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -221,13 +218,11 @@ class RunFolder:
             return []
 
     def _parse_lines(self, lines: list[bytes]) -> list[dict[str, Any]]:
-        # A last line without its newline was cut short by a kill, and does not count.
-        whole = []
-        for line in lines:
-            if line.endswith(b"\n"):
-                whole.append(line)
         parsed = []
-        for number, line in enumerate(whole, start=1):
+        for number, line in enumerate(lines, start=1):
+            # A last line without its newline was cut short by a kill, and does not count.
+            if not line.endswith(b"\n"):
+                break
             content: dict[str, Any] = files.parse_json(line, self._metrics_path)
             place = self._metrics_path.with_name(f"{METRICS}, line {number},")
             parsed.append(schemas.check_content(content, schemas.MetricsLine, place))
@@ -245,9 +240,7 @@ class RunFolder:
     def log(self, line: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; it counts once the next checkpoint is written."""
         path = self._metrics_path
-        size = 0
-        if path.exists():
-            size = path.stat().st_size
+        size = path.stat().st_size if path.exists() else 0
         try:
             with path.open("ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
@@ -321,10 +314,7 @@ class RunFolder:
         is_due = time.monotonic() - self._synced_at >= SYNC_EVERY
         new = Manifest({"format": MANIFEST_FORMAT, "synced": is_due, **content})
         if is_due:
-            on_disk = []
-            for known in (old, previous):
-                if known and known.synced:
-                    on_disk.append(known.files)
+            on_disk = [known.files for known in (old, previous) if known and known.synced]
             self._sync(new.files.difference(*on_disk))
         # Until all is written, it is unknown what is there.
         self._committed = (None, None)
@@ -437,10 +427,7 @@ class RunFolder:
             manifest, committed = self._choose_checkpoint(lines)
         if b"".join(lines) != committed:
             write_bytes(self._metrics_path, committed)
-        known = []
-        for each in (manifest, find_manifest(self._previous)):
-            if each is not None:
-                known.append(each)
+        known = filter(None, (manifest, find_manifest(self._previous)))
         self._delete_all_but(set().union(*(each.files for each in known)))
         return manifest
 
@@ -576,9 +563,7 @@ class RunFolder:
     def preparation(self) -> dict[str, Any] | None:
         """Return models/preparation.json; None for a run of a version that did not write it."""
         name = f"models/{PREPARATION_FILE}"
-        listed = {}
-        if (self.path / CHECKSUMS).exists():
-            listed = files.read_checksums(self.path)
+        listed = files.read_checksums(self.path) if (self.path / CHECKSUMS).exists() else {}
         if name not in listed and not (self.path / name).exists():
             return None
         about: dict[str, Any] = files.parse_json(self.read(name), self.path / name)

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import DamageError, InputError, not_a_run
 from ..report.progress import RunStatus, describe_score
-from .files import SEAL, damaged, parse_json, read_bytes, read_run_options
-from .lock import check_free
+from .files import SEAL, decode_text, parse_json, read_bytes, read_run_options
+from .lock import is_locked
 from .schemas import Headline, MetricsLine, SweepContent, check_content
 
 SWEEP = "sweep.json"
@@ -42,12 +42,14 @@ class Follower:
     """Reads what is new in a run folder, at each call of :meth:`read_status`."""
 
     def __init__(self, path: Path, take: Take = ignore) -> None:
-        if not (path / "config.toml").is_file():
+        config = path / "config.toml"
+        if not config.is_file():
             raise not_a_run(path)
         self.path = path
         self._hand_on = take
-        options = _read_options(path / "config.toml")
-        self._rounds = _whole(options.get("rounds"))
+        options = read_run_options(decode_text(read_bytes(config), config), config)
+        rounds = options.get("rounds")
+        self._rounds = rounds if isinstance(rounds, int) else 0
         self._method = str(options.get("method", ""))
         self._data = str(options.get("data", ""))
         self._begin()
@@ -69,7 +71,7 @@ class Follower:
     ) -> RunStatus:
         """Return how the followed run stands now; ``member`` is its state in a sweep."""
         # In this order: who is about to finish writes the summary and then frees the lock.
-        is_trained = _is_locked(self.path) or (sweep is not None and _is_locked(sweep))
+        is_trained = is_locked(self.path) or (sweep is not None and is_locked(sweep))
         self._read()
         summary = self._summary()
         why = ""
@@ -145,9 +147,7 @@ class Follower:
 
     def _left(self) -> float | None:
         recent = list(self._recent)
-        before = 0
-        if len(recent) > RECENT_ROUNDS:
-            before = recent.pop(0)[0]
+        before = recent.pop(0)[0] if len(recent) > RECENT_ROUNDS else 0
         # An exchange that is no round takes its time too, so rounds are counted, not lines.
         done = self._round - before
         if done <= 0:
@@ -209,23 +209,3 @@ class Following:
         except (AttributeError, DamageError, KeyError, TypeError):
             return {}
         return members
-
-
-def _read_options(config: Path) -> dict[str, Any]:
-    try:
-        text = read_bytes(config).decode()
-    except UnicodeDecodeError:
-        raise damaged(config, "it is not text") from None
-    return read_run_options(text, config)
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        check_free(folder)
-    except InputError:
-        return True
-    return False

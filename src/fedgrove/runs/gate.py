@@ -191,9 +191,7 @@ def _check_packet(
     # All shapes before any value: a wrong shape is the more telling reason.
     if list(packet.values) != list(form.tensors):
         one_sided = sorted(packet.values.keys() ^ form.tensors.keys())
-        what = "another order"
-        if one_sided:
-            what = f"{', '.join(one_sided)} on one side only"
+        what = f"{', '.join(one_sided)} on one side only" if one_sided else "another order"
         return Refusal("tensors", f"other tensors than were asked for: {what}.")
     for name, (dtype, shape) in form.tensors.items():
         leaf = packet.values[name]
@@ -412,9 +410,7 @@ class Ruler:
 
 def _is_on(sent: Mapping[str, Tensor], names: tuple[str, ...], device: torch.device) -> bool:
     """Whether what was sent is on a device already; nothing always is."""
-    leaves = {}
-    if sent:
-        leaves = trees.pick(sent, names)
+    leaves = trees.pick(sent, names) if sent else {}
     if all(leaf.device == device for leaf in leaves.values()):
         return True
     vector = trees.as_vector(leaves)
@@ -427,10 +423,7 @@ def _row_lengths(rows: Tensor, sent: Tensor | None) -> list[float]:
     lengths: list[Tensor] = []
     rows_at_once = max(1, NUMBERS_AT_ONCE // max(1, rows.shape[1]))
     for some in torch.split(rows, rows_at_once):
-        if sent is None:
-            change = some
-        else:
-            change = some - sent
+        change = some if sent is None else some - sent
         # Squares in float64 cost a GPU little.
         lengths.append(torch.linalg.vector_norm(change, dim=1, dtype=torch.float64))
     values: list[float] = torch.cat(lengths).tolist()
@@ -445,11 +438,7 @@ def _names_by_kind(packet: Packet) -> dict[str, tuple[str, ...]]:
             names[""].append(name)
         elif leaf.is_floating_point():
             names[STATISTICS_ENDING].append(name)
-    by_kind = {}
-    for kind, those in names.items():
-        if those:
-            by_kind[kind] = tuple(those)
-    return by_kind
+    return {kind: tuple(those) for kind, those in names.items() if those}
 
 
 def _is_new(leaf: Tensor, before: Tensor | None) -> bool:

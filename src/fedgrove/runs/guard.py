@@ -67,14 +67,9 @@ def record_errors(items: Iterable[T], errors: list[BaseException]) -> Iterator[T
 def _blame(method: AnyMethod, function: str, error: Exception) -> str:
     """Return the sentence about an error in a function of a method."""
     text = " ".join(str(error).split())[:LONGEST_ERROR].rstrip(".")
-    if text:
-        what = f"{type(error).__name__}: {text}"
-    else:
-        what = type(error).__name__
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     file = find_user_file(type(method))
-    see = ""
-    if file is not None:
-        see = f"; see {file.path}"
+    see = "" if file is None else f"; see {file.path}"
     try:
         own_file = inspect.getsourcefile(type(method))
     except (TypeError, OSError):

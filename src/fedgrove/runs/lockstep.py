@@ -101,10 +101,6 @@ class Member:
 
     # ---- an exchange -----------------------------------------------------------------------------
 
-    def plan_exchange(self) -> list[Task]:
-        """Return the tasks of the next exchange."""
-        return self.exchange.tasks
-
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Send the loop its answers, and start the line of metrics.jsonl about them."""
         ledger = Ledger(name_of=name_tasks(self.run))
@@ -121,10 +117,8 @@ class Member:
             **ledger.parts(),
         }
         if ledger.by_name:
-            by_task = {}
-            for name, own in sorted(ledger.by_name.items()):
-                by_task[name] = own.totals()
-            self.line["bytes_tasks"] = by_task
+            by_task = sorted(ledger.by_name.items())
+            self.line["bytes_tasks"] = {name: own.totals() for name, own in by_task}
         self.line |= self.exchange.tally.to_line()
         self.line |= watch.to_line()
         self.line |= privacy.list_messages(self.run, tasks)
@@ -147,10 +141,6 @@ class Member:
         done = self.line["round"]
         return bool(done % self.every == 0 or done == self.run.rounds)
 
-    def plan_evaluation(self) -> list[Task]:
-        """Return the tasks that score clients after a round."""
-        return plan_scoring(self.run, self.exchange.state)
-
     def score(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Add the clients' scores to the round's line of metrics.jsonl."""
         ledger = Ledger()
@@ -165,10 +155,7 @@ class Member:
         scored = len(keep_scored(reports))
         if scored < len(tasks):
             unscored = {**admission.tally.lost, **admission.tally.refused}
-            untested = []
-            for report in reports:
-                if "test0" not in report.metrics:
-                    untested.append(report.of)
+            untested = [report.of for report in reports if "test0" not in report.metrics]
             if untested:
                 unscored["no test examples"] = untested
             self.line["scored"] = scored
@@ -204,10 +191,8 @@ class Member:
         """Make the summary from the reports on fine-tuning."""
         ledger = Ledger()
         admission = Admission(self.run, tasks)
-        reports = []
         # With --score-on 0 there are no tasks, and so no answers are needed.
-        if tasks:
-            reports = list(admission.admit(ledger.tally(answers)))
+        reports = list(admission.admit(ledger.tally(answers))) if tasks else []
         # Fine-tuned models are what clients remember from here on.
         admission.commit()
         lines = self.folder.metrics()
@@ -277,20 +262,18 @@ def train_alone(member: Member, engine: Engine) -> dict[str, Any]:
 
 
 def _without_errors(members: Iterable[Member]) -> list[Member]:
-    without_errors = []
-    for member in members:
-        if member.error is None:
-            without_errors.append(member)
-    return without_errors
+    return [member for member in members if member.error is None]
 
 
 def _advance(members: Sequence[Member], engine: Engine) -> None:
     """Make one exchange, score clients if that is due, and write checkpoints."""
     started = time.perf_counter()
-    map_together(engine, members, Member.plan_exchange, Member.fold)
+    map_together(engine, members, lambda each: each.exchange.tasks, Member.fold)
     due = [member for member in _without_errors(members) if member.scores_are_due]
     if due:
-        map_together(engine, due, Member.plan_evaluation, Member.score)
+        map_together(
+            engine, due, lambda each: plan_scoring(each.run, each.exchange.state), Member.score
+        )
     seconds = (time.perf_counter() - started) / len(members)
     for member in _without_errors(members):
         member.attempt(member.commit, seconds)

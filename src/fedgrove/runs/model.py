@@ -204,10 +204,7 @@ class Model:
         if channels is None:
             return np.asarray(frame.to_numpy())
         names = {str(name): name for name in frame.columns}
-        lacking = []
-        for name in channels:
-            if name not in names:
-                lacking.append(name)
+        lacking = [name for name in channels if name not in names]
         if lacking:
             raise InputError(
                 f"the frame you gave has no column {', '.join(lacking)}; this model takes "
@@ -390,10 +387,7 @@ def shared_model(
     # Of a client whose data could not be made it is not known how many it has.
     preparation = pooled(preparations, [int(entry.get("examples", 0)) for entry in entries])
     # What one client does not know, another may.
-    entry = {}
-    for key, value in entries[0].items():
-        if key != "allowed":
-            entry[key] = value
+    entry = {**entries[0], "allowed": None}
     return _model(about, entry, filled(module, tree, who), who, preparation)
 
 
@@ -464,10 +458,7 @@ def filled(module: nn.Module, tree: Mapping[str, Tensor], who: str) -> nn.Module
     ready = copy.deepcopy(module)
     with torch.no_grad():
         for name, parameter in ready.named_parameters():
-            kept = tree.get(name)
-            given: object = "missing"
-            if kept is not None:
-                given = tuple(kept.shape)
+            given = tuple(tree[name].shape) if name in tree else "missing"
             allowed = f"{tuple(parameter.shape)}, as in the net"
             check(given == tuple(parameter.shape), f"'{name}' of {who}", given, allowed)
         for name, tensor in [*ready.named_parameters(), *ready.named_buffers()]:
@@ -495,9 +486,7 @@ def client_number(client: Any, names: Mapping[int, str], where: str) -> int:
 def _no_client(client: Any, names: Mapping[int, str], where: str) -> InputError:
     are_named = any(name != str(number) for number, name in names.items())
     near = difflib.get_close_matches(str(client), list(names.values()), n=3, cutoff=0.4)
-    hint = "."
-    if near:
-        hint = f"; did you mean {' or '.join(map(repr, near))}?"
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if not are_named:
         return InputError(
             f"there is no client {client} in {where}; its {len(names)} clients are {min(names)} "

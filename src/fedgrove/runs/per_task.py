@@ -89,22 +89,19 @@ class PerTask:
 
     def plan(self, state: TaskStates, cohort: Sequence[int]) -> list[Task]:
         """Plan the next exchange of a run with several tasks, one task after another."""
+        # If only tasks are left that lag behind, and no client of theirs was drawn, the first go.
+        return self._plan(state, cohort, len(cohort)) or self._plan(
+            state, self.clients, len(cohort)
+        )
+
+    def _plan(self, state: TaskStates, clients: Sequence[int], most: int) -> list[Task]:
         planned: list[Task] = []
         for task, own in self._due(state):
-            drawn = []
-            for k in cohort:
-                if self.task_of(k, state.round) == task:
-                    drawn.append(k)
-            planned += self._planned(state, task, own, drawn)
-        if planned:
-            return planned
-        # Only tasks that lag behind are left, and no client of theirs was drawn: the first ones go.
-        for task, own in self._due(state):
-            members = []
-            for k in self.clients:
-                if self.task_of(k, state.round) == task:
-                    members.append(k)
-            planned += self._planned(state, task, own, members[: len(cohort)])
+            members = [k for k in clients if self.task_of(k, state.round) == task]
+            for each in self.method.plan(own, members[:most]):
+                # Who has switched away from the task is left out.
+                if self.task_of(each.to, state.round) == task:
+                    planned.append(each)
         return planned
 
     def fold(self, state: TaskStates, reports: Iterable[Report]) -> TaskStates:
@@ -143,15 +140,6 @@ class PerTask:
         for task, own in state.by_task().items():
             if own.round == state.round:
                 yield task, own
-
-    def _planned(self, state: TaskStates, task: str, own: Any, cohort: Sequence[int]) -> list[Task]:
-        """What the method plans for a task; who has switched away from it is left out."""
-        planned = self.method.plan(own, cohort)
-        of_task = []
-        for each in planned:
-            if self.task_of(each.to, state.round) == task:
-                of_task.append(each)
-        return of_task
 
 
 def states_by_task(state: Any) -> dict[str, Any]:

@@ -278,13 +278,8 @@ def _apply_mask(value: Tensor, packet: Packet, leaf: str) -> Tensor:
 
 def _find_shrink(changes: Mapping[str, Tree], clip: float) -> float:
     """Return the factor that makes all changes together no longer than ``clip``."""
-    squares = []
-    for change in changes.values():
-        for leaf in change.values():
-            squares.append((leaf * leaf).sum())
-    length = 0.0
-    if squares:
-        length = math.sqrt(float(torch.stack(squares).sum()))
+    squares = [(leaf * leaf).sum() for change in changes.values() for leaf in change.values()]
+    length = math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0
     if not math.isfinite(length):
         return 0.0
     return 1.0 if length <= clip else clip / length
@@ -293,9 +288,7 @@ def _find_shrink(changes: Mapping[str, Tree], clip: float) -> float:
 def _add_change(moved: Tensor, packet: Packet, reference: Tree, leaf: str) -> Tensor:
     """Return what is sent of a leaf: its reference plus the change, in the leaf's type."""
     like = packet.values[leaf]
-    value = moved
-    if reference:
-        value = reference[leaf].detach().cpu().double() + moved
+    value = reference[leaf].detach().cpu().double() + moved if reference else moved
     # Rounding comes after the noise, and reveals nothing more. A half could overflow.
     most = torch.finfo(like.dtype).max
     value = value.clamp(-most, most).to(like.dtype)

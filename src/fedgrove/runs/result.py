@@ -106,9 +106,7 @@ class Result:
         if client is None:
             return self._shared(about, group)
         files = self.folder.models()
-        names = {}
-        for k in sorted(files):
-            names[k] = str(about["clients"][str(k)]["name"])
+        names = {k: str(about["clients"][str(k)]["name"]) for k in sorted(files)}
         number = client_number(client, names, str(self.folder.path))
         module = self._module(about)
         return client_model(about, number, self.folder.tree(files[number]), module)
@@ -146,12 +144,10 @@ class Result:
         # Some clients may have none of the server's: then there is none for all.
         is_for_all = len(groups) == 1 and len(members[0]) == len(about["clients"])
         if group is None and not is_for_all:
-            listed = []
-            for number, names in members.items():
-                listed.append(f"group {number}: {list_some(names)}")
+            listed = "; ".join(f"group {k}: {list_some(names)}" for k, names in members.items())
             raise InputError(
                 f"{method} has no model for all clients, but one for groups of them "
-                f"({'; '.join(listed)}); say which, as result.model(group=0), or name a client."
+                f"({listed}); say which, as result.model(group=0), or name a client."
             )
         chosen = 0 if group is None else group
         if chosen not in groups:

@@ -77,11 +77,7 @@ class Tally:
             "refused": self.refused,
             "why": self.sentences,
         }
-        filled = {}
-        for key, value in entries.items():
-            if value:
-                filled[key] = dict(sorted(value.items()))
-        return filled
+        return {key: dict(sorted(value.items())) for key, value in entries.items() if value}
 
 
 @dataclass(frozen=True)
@@ -226,10 +222,8 @@ def plan_scoring(
     """
     if packets is None:
         packets = run.deliver_to(state, run.scored)
-    tasks = []
-    for k in run.scored:
-        tasks.append(complete_task(run, Task(k, packets[k], verb=verb), state.round))
-    return tasks
+    tasks = [Task(k, packets[k], verb=verb) for k in run.scored]
+    return [complete_task(run, task, state.round) for task in tasks]
 
 
 def complete_task(run: Run, task: Task, round: int, attempt: int = 0) -> Task:
@@ -386,9 +380,7 @@ class Admission:
         reasons = " ".join(self.tally.sentences.values())
         advice = ""
         if "late" in self.tally.lost:
-            longer = "--deadline or --timeout"
-            if self._run.deadline is None:
-                longer = "--timeout"
+            longer = "--timeout" if self._run.deadline is None else "--deadline or --timeout"
             advice = f" A longer {longer} may help."
         return (
             f"{len(self._admitted)} of {self._planned} clients sent a usable report, and the "

@@ -74,9 +74,7 @@ def finetune_stages(
         if epochs == 0:
             stages.append(Edit(_CopyUntuned(start)))
         else:
-            recipe = method.local
-            if recipe is not None:
-                recipe = replace(recipe, epochs=epochs)
+            recipe = None if method.local is None else replace(method.local, epochs=epochs)
             stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
             stages.append(Edit(_KeepFinite(start, f"tuned{epochs}")))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
@@ -189,9 +187,7 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
 
     def expected(task: Task, net: Net) -> ExpectedReport:
         # A client without test examples has none of these.
-        values = {}
-        for epochs in lengths:
-            values[f"test{epochs}"] = net.problem.value_range
+        values = {f"test{epochs}": net.problem.value_range for epochs in lengths}
         numbers = {"density": (0.0, 1.0), "params": (0.0, math.inf)}
         return ExpectedReport(metrics=numbers, optional=values)
 
@@ -240,11 +236,7 @@ def spread(
 def keep_scored(reports: Sequence[Report], lengths: Sequence[int] = (0,)) -> list[Report]:
     """Return the reports of clients that have test examples, and so a score at each length."""
     names = {f"test{epochs}" for epochs in lengths}
-    complete = []
-    for report in reports:
-        if names <= report.metrics.keys():
-            complete.append(report)
-    return complete
+    return [report for report in reports if names <= report.metrics.keys()]
 
 
 def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict[str, Any]:
@@ -263,9 +255,7 @@ def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict
     if isinstance(problem, MixedProblem):
         return {"tasks": summarise_tasks(run, at_round, problem, reports, 0), **density}
     # A line without a metric has accuracies.
-    words = {}
-    if problem.metric != ACCURACY:
-        words = problem.metric.describe()
+    words = {} if problem.metric == ACCURACY else problem.metric.describe()
     return {
         **words,
         **spread_scores(problem.metric, reports, 0),
@@ -277,9 +267,7 @@ def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict
 
 def spread_scores(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[str, float]:
     """Return the :func:`spread` of a run's scores after some epochs of fine-tuning."""
-    values = []
-    for report in reports:
-        values.append(report.metrics[f"test{epochs}"])
+    values = [report.metrics[f"test{epochs}"] for report in reports]
     return spread(values, metric.name, metric.more_is_better)
 
 
@@ -288,14 +276,11 @@ def summarise_tasks(
 ) -> dict[str, dict[str, Any]]:
     """Return the scores of each task of a mixed federation, after some epochs of fine-tuning."""
     found: dict[str, dict[str, Any]] = {}
-    task_of = {}
+    by_task: dict[str, list[Report]] = {}
     for report in reports:
-        task_of[report.of] = run.task_of(report.of, at_round)
+        by_task.setdefault(run.task_of(report.of, at_round), []).append(report)
     for task in problem.tasks:
-        own = []
-        for report in reports:
-            if task_of[report.of] == task.name:
-                own.append(report)
+        own = by_task.get(task.name)
         # A sample may have no client of a task, or none could be scored.
         if not own:
             continue
@@ -317,10 +302,7 @@ def mean_if_reported(reports: Sequence[Report], name: str) -> float | None:
     A client without validation examples does not report their metric; nor does any client a loss
     that is not finite.
     """
-    numbers = []
-    for report in reports:
-        if name in report.metrics:
-            numbers.append(report.metrics[name])
+    numbers = [report.metrics[name] for report in reports if name in report.metrics]
     if not numbers:
         return None
     return round(math.fsum(sorted(numbers)) / len(numbers), 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -182,9 +182,7 @@ def summarise(
     layout = run.net.layout
     scored = keep_scored(reports, run.finetune)
     problem = federation.problem
-    metric = "metric"
-    if not isinstance(problem, MixedProblem):
-        metric = problem.metric.name
+    metric = "metric" if isinstance(problem, MixedProblem) else problem.metric.name
     summary = {
         "method": run.label,
         "data": federation.name,
@@ -264,10 +262,8 @@ def _find_diverged(
         training.update(line.get("lost", {}).get("diverged", ()))
         training.update(line.get("refused", {}).get("not finite", ()))
     finetuning = {report.of for report in reports if DIVERGED in report.metrics}
-    initial = set()
-    for client in training & set(without_memory) & set(delivery.packets):
-        if not delivery.packets[client]:
-            initial.add(client)
+    undelivered = {client for client, packets in delivery.packets.items() if not packets}
+    initial = training & set(without_memory) & undelivered
     found = {"training": training, "finetuning": finetuning, "initial": initial}
     return {name: sorted(clients) for name, clients in found.items() if clients}
 
@@ -378,11 +374,8 @@ def _sum_task_bytes(task: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 def _by_client(reports: Sequence[Report], name: str) -> dict[str, float]:
     """Return a number of every client that reported it."""
-    found = {}
-    for report in reports:
-        if name in report.metrics:
-            found[str(report.of)] = round(report.metrics[name], 8)
-    return found
+    reported = [report for report in reports if name in report.metrics]
+    return {str(report.of): round(report.metrics[name], 8) for report in reported}
 
 
 def _count_reasons(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
@@ -406,9 +399,7 @@ def _make_notes(
     alone = sizes.count(1)
     groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.served)
     if alone and groups_clients:
-        subject = "a group has"
-        if alone != 1:
-            subject = f"{alone} groups have"
+        subject = "a group has" if alone == 1 else f"{alone} groups have"
         notes.append(
             f"{subject} one client only: fewer clusters, or a warm-up before they are formed, may "
             "give more even ones"
@@ -424,21 +415,18 @@ def _make_notes(
         notes.append(f"{unscored} of {requested} clients could not be scored at the end")
     untested = len(reports) - len(scored)
     if untested:
-        verb = "have"
-        if untested == 1:
-            verb = "has"
+        verb = "has" if untested == 1 else "have"
         notes.append(f"{untested} of {len(reports)} clients {verb} no test examples: not scored")
+    # The earliest line has precedence.
+    first_sentences = ChainMap(*(line.get("why", {}) for line in lines))
     for key in ("lost", "refused"):
         counts = _count_reasons(lines, key)
         if counts:
             reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
             notes.append(f"{sum(counts.values())} answers {key}: {reasons}")
         for reason in counts:
-            sentences = []
-            for line in lines:
-                if reason in line.get("why", {}):
-                    sentences.append(line["why"][reason])
-            notes.extend(f"{reason}: {sentence}" for sentence in sentences[:1])
+            if reason in first_sentences:
+                notes.append(f"{reason}: {first_sentences[reason]}")
     if isinstance(run.method, WithPrediction):
         notes.append(
             f"{methods.name_of(run.method)} predicts in its own way, perhaps with several models: "
