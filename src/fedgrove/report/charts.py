@@ -92,12 +92,8 @@ class Series:
         cls, name: str, points: Iterable[tuple[float, float | None]], colour: int = 0, **more: Any
     ) -> Series:
         """Return a chart's series of (x, y); ``more`` are the other fields."""
-        x = []
-        y = []
-        for at, value in points:
-            x.append(float(at))
-            y.append(value)
-        return cls(name, x, y, colour, **more)
+        pairs = list(points)
+        return cls(name, [x for x, _ in pairs], [y for _, y in pairs], colour, **more)
 
 
 @dataclass(frozen=True)
@@ -203,8 +199,7 @@ def make_axis(
         return _log_axis(low, high)
     largest = max(abs(low), abs(high))
     if largest < TINY:
-        low = 0.0
-        high = 0.0
+        low = high = 0.0
     least, most = within
     is_one_value = high - low <= 1e-9 * largest
     if is_one_value:
@@ -243,9 +238,7 @@ def _log_axis(low: float, high: float) -> Axis:
     # At most eight ticks: every power, every second one, every third, ...
     ticks = powers[:: math.ceil(len(powers) / 8)]
     if len(powers) <= 3:
-        for power in powers[:-1]:
-            ticks.append(3 * power)
-        ticks.sort()
+        ticks = sorted([*ticks, *(3 * power for power in powers[:-1])])
     return Axis(powers[0], powers[-1], tuple(ticks), is_log=True)
 
 
@@ -542,18 +535,17 @@ def draw_heat_map(
 def _make_legend(kinds: Sequence[Series | Marks]) -> list[LegendEntry]:
     """Return the entries; a series without one belongs to the entry of its colour."""
     entries: list[LegendEntry] = []
+    # By colour: the first of several entries.
+    first: dict[int, LegendEntry] = {}
     for i, each in enumerate(kinds):
         if each.in_legend:
             entries.append(LegendEntry(each.name, each.colour, [i]))
+            first.setdefault(each.colour, entries[-1])
     for i, each in enumerate(kinds):
-        for entry in entries:
-            if not each.in_legend and entry.colour == each.colour:
-                entry.series.append(i)
-                break
+        if not each.in_legend and each.colour in first:
+            first[each.colour].series.append(i)
     # One entry alone would distinguish nothing.
-    if len(entries) == 1:
-        entries.clear()
-    return entries
+    return entries if len(entries) > 1 else []
 
 
 def _draw_nothing(title: str) -> Chart:

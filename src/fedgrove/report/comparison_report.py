@@ -64,14 +64,9 @@ def make_comparison_report(
     """
     folder, names = split_common_folder([each.run for each in runs])
     runs = [replace(each, run=name) for each, name in zip(runs, names, strict=True)]
-    finished = []
-    for each in runs:
-        if each.summary is not None:
-            finished.append(each.summary)
+    finished = [each.summary for each in runs if each.summary is not None]
     unfinished = len(runs) - len(finished)
-    warning = ""
-    if unfinished:
-        warning = f"{unfinished} of {len(runs)} runs are not finished"
+    warning = f"{unfinished} of {len(runs)} runs are not finished" if unfinished else ""
     groups = seed_averages.average_over_seeds({each.run: each.summary for each in runs})
     sections = _make_sections(groups, runs)
     if not lead and len(sections) == 1:
@@ -111,13 +106,8 @@ def _make_title(finished: Sequence[Summary]) -> str:
 
 def _name_score(finished: Sequence[Summary]) -> str:
     """Return the head of the column of scores in the table of all runs."""
-    names = set()
-    for summary in finished:
-        if "tasks" not in summary:
-            names.add(Scores.from_summary(summary).name)
-    name = "score"
-    if len(names) == 1:
-        (name,) = names
+    names = {Scores.from_summary(each).name for each in finished if "tasks" not in each}
+    name = names.pop() if len(names) == 1 else "score"
     return f"{name} {_describe_common(map(tables.finetune_epochs, finished))}"
 
 
@@ -234,10 +224,7 @@ class _Section:
 
     def _draw_bars(self) -> Chart:
         """Draw the score of every entry, with a lane for each length of fine-tuning."""
-        members = {}
-        for each in self.runs:
-            if each.summary is not None:
-                members[each.run] = each.summary
+        members = {each.run: each.summary for each in self.runs if each.summary is not None}
         first = self.groups[0]
         lengths: list[str] = []
         # The averages of a task are of the last length only.
@@ -253,13 +240,10 @@ class _Section:
         marks = []
         for i, length in enumerate(lengths):
             # Before fine-tuning is grey; what fine-tuning adds has colours.
-            colour = i - ("0" in lengths)
-            if length == "0":
-                colour = UNTUNED_COLOUR
-            averages = {}
-            for group in seed_averages.average_after(members, length):
-                averages[group["group"]] = group
-            tuned = [averages.get(label, {}) for label in labels]
+            colour = UNTUNED_COLOUR if length == "0" else i - ("0" in lengths)
+            averages = seed_averages.average_after(members, length)
+            by_label = {group["group"]: group for group in averages}
+            tuned = [by_label.get(label, {}) for label in labels]
             name = tables.describe_finetuning(int(length))
             marks.append(self._make_marks(name, tuned, colour))
         return charts.draw_rows(title, labels, marks, self.scores.name)
@@ -286,9 +270,8 @@ class _Section:
     ) -> Chart:
         """Draw scores against costs, and a line through the entries that no other beats in both."""
         scores = self.scores
-        points = []
-        for cost, group in zip(costs, self.groups, strict=True):
-            points.append((cost, scores.factor * _mean_score(group)))
+        shown = [scores.factor * _mean_score(group) for group in self.groups]
+        points = list(zip(costs, shown, strict=True))
         front = [points[i] for i in find_front(points, scores.more_is_better)]
         line = {"dashed": True, "marker": "", "in_legend": False, "tips": [""] * len(front)}
         series = [Series.from_points("", front, UNTUNED_COLOUR, size=0, **line)]

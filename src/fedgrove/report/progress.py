@@ -98,10 +98,8 @@ def describe_score(line: Line) -> str:
     'mae 3'
     """
     if "tasks" in line:
-        scores = []
-        for name, task in line["tasks"].items():
-            scores.append(f"{name} {_format_mean(Scores.from_task(task))}")
-        return ", ".join(scores)
+        tasks = line["tasks"].items()
+        return ", ".join(f"{name} {_format_mean(Scores.from_task(task))}" for name, task in tasks)
     return _format_mean(Scores.from_summary(line))
 
 
@@ -362,9 +360,7 @@ def _status_charts(run: RunStatus) -> list[Chart]:
     is_share = run.score.endswith("%")
     factor = 100 if is_share else 1
     unit = "score %" if is_share else "score"
-    scores = []
-    for at, value in run.scores:
-        scores.append((at, factor * value))
+    scores = [(at, factor * value) for at, value in run.scores]
     charts = []
     if len(scores) > 1:
         charts.append(_draw_curve("Mean score by round, before fine-tuning", scores, unit))
@@ -374,7 +370,5 @@ def _status_charts(run: RunStatus) -> list[Chart]:
 
 
 def _draw_curve(title: str, points: Sequence[tuple[int, float]], y_title: str) -> Chart:
-    points = thin_out(points, MOST_CURVE_POINTS)
-    x = [float(at) for at, _ in points]
-    series = Series("", x, [value for _, value in points], marker="", size=1)
+    series = Series.from_points("", thin_out(points, MOST_CURVE_POINTS), marker="", size=1)
     return draw_xy(title, [series], "round", y_title, whole_x=True)

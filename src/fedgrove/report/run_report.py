@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import KeysView, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -214,25 +215,17 @@ class _Report:
         names = {"loss": ""}
         return drawn + _draw_points(title, self.points, names, y_title, 4, y_from_zero=True)
 
-    def _find_keys(self, prefix: str) -> KeysView[str]:
+    def _find_keys(self, prefix: str) -> list[str]:
         """Return the keys of the points that begin with a prefix, in order of appearance."""
-        found: dict[str, None] = {}
-        for point in self.points:
-            for key in point:
-                if key.startswith(prefix):
-                    found[key] = None
-        return found.keys()
+        keys = dict.fromkeys(chain.from_iterable(self.points))
+        return [key for key in keys if key.startswith(prefix)]
 
     def _score_charts(self, x_key: str, x_title: str, title: str) -> list[Chart]:
         """Draw a chart per metric; all scores by round, else the means only."""
         drawn = []
         for metric, scores in self.metrics.items():
-            prefix = f"{metric}/"
-            if x_key != "round":
-                prefix += "mean"
-            names = {}
-            for key in self._find_keys(prefix):
-                names[key] = key.removeprefix(f"{metric}/")
+            prefix = f"{metric}/" if x_key == "round" else f"{metric}/mean"
+            names = {key: key.removeprefix(f"{metric}/") for key in self._find_keys(prefix)}
             drawn += _draw_points(
                 f"{scores.title} {title}, before fine-tuning",
                 self.points,
@@ -302,9 +295,7 @@ class _Report:
         groups = np.unique(numbers[~np.isnan(numbers)])
         if not 0 < len(groups) <= MOST_GROUPS:
             return {"clients": np.arange(len(numbers))}
-        found = {}
-        for group in groups:
-            found[f"group {group:g}"] = np.flatnonzero(numbers == group)
+        found = {f"group {group:g}": np.flatnonzero(numbers == group) for group in groups}
         if np.isnan(numbers).any():
             found["in no group"] = np.flatnonzero(np.isnan(numbers))
         return found
@@ -357,10 +348,8 @@ class _Report:
             "score": f"{score} {self.when}",
             "density": "density",
         }
-        for key in list(columns):
-            if all(client.get(key) is None for client in self.record.clients):
-                del columns[key]
-        return columns
+        known = {key for each in self.record.clients for key in each if each[key] is not None}
+        return {key: name for key, name in columns.items() if key in known}
 
     def group_charts(self) -> list[Chart]:
         """Draw the score of each group, and how alike the clients' models are."""
@@ -403,17 +392,11 @@ class _Report:
         """Draw the densities of layers by round, where the method reports them, and at the end."""
         drawn = []
         keys = self._find_keys(LAYER_DENSITY)
-        points = []
-        for point in self.points:
-            if not keys.isdisjoint(point):
-                points.append(point)
+        points = [point for point in self.points if not point.keys().isdisjoint(keys)]
         if len(points) > 1:
             points = thin_out(points, MOST_POINTS)
-            names = []
-            values = []
-            for key in keys:
-                names.append(key.removeprefix(LAYER_DENSITY))
-                values.append(read_column(points, key))
+            names = [key.removeprefix(LAYER_DENSITY) for key in keys]
+            values = [read_column(points, key) for key in keys]
             rounds = [f"round {point['round']}" for point in points]
             ends = (0.0, 1.0)
             title = "Density by round"
@@ -429,11 +412,8 @@ class _Report:
 
     def causes(self) -> dict[str, int]:
         """Return the bytes by cause for a chart, without those that cost nothing."""
-        causes = {}
-        for cause, count in sum_by_cause(self.record.lines).items():
-            if count:
-                causes[cause.replace("exchanges", "outside rounds")] = count
-        return causes
+        causes = sum_by_cause(self.record.lines).items()
+        return {cause.replace("exchanges", "outside rounds"): n for cause, n in causes if n}
 
     def byte_charts(self) -> list[Chart]:
         """Draw the bytes by what was sent and by cause."""
@@ -486,14 +466,12 @@ class _Report:
             point = points.setdefault(number, {"round": number, "lost": 0, "refused": 0})
             for kind in ("lost", "refused"):
                 point[kind] += sum(map(len, (line.get(kind) or {}).values()))
-        names = {}
-        for kind in ("lost", "refused"):
-            if read_column(list(points.values()), kind).any():
-                names[kind] = kind
         if len(points) < 2:
             return []
+        rows = list(points.values())
+        names = {kind: kind for kind in ("lost", "refused") if read_column(rows, kind).any()}
         title = "Answers that did not count"
-        return _draw_points(title, list(points.values()), names, "answers", 4, y_from_zero=True)
+        return _draw_points(title, rows, names, "answers", 4, y_from_zero=True)
 
     def virtual_seconds(self) -> float:
         """Return the virtual time of all rounds for the report, 0 if the run has no clock."""

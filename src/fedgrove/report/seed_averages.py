@@ -112,11 +112,11 @@ def _split_tasks(summary: Summary) -> dict[str, Summary]:
     return found
 
 
-def average_after(members: Mapping[str, Summary | None], epochs: str) -> list[dict[str, Any]]:
+def average_after(members: Mapping[str, Summary], epochs: str) -> list[dict[str, Any]]:
     """Average over seeds the scores after ``epochs`` of fine-tuning, one of the runs' lengths."""
     tuned: dict[str, Summary | None] = {}
     for name, summary in members.items():
-        if summary is not None and epochs in summary["finetune"]:
+        if epochs in summary["finetune"]:
             scores = summary["finetune"][epochs]
             tuned[name] = {**summary, **scores, "finetune": {epochs: scores}}
     return average_over_seeds(tuned)
@@ -127,9 +127,7 @@ def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str,
     first = next(iter(runs.values()))
     metric = _metric(first)
     means = [run[f"{metric}_mean"] for run in runs.values()]
-    std = None
-    if len(means) > 1:
-        std = round(statistics.stdev(means), 8)
+    std = round(statistics.stdev(means), 8) if len(means) > 1 else None
     average = {
         "group": label,
         "method": first["method"],
@@ -143,9 +141,8 @@ def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str,
         "paired": [],
     }
     # A sweep varies neither rounds nor cohort, so those of the first run are those of all.
-    for key in ("task", "metric", "more_is_better", "share", "rounds", "cohort"):
-        if key in first:
-            average[key] = first[key]
+    common = ("task", "metric", "more_is_better", "share", "rounds", "cohort")
+    average |= {key: first[key] for key in common if key in first}
     for key in (f"{metric}_worst", f"{metric}_worst10", "density", "virtual_seconds"):
         if first.get(key) is not None:
             average[key] = round(_mean(runs, key), 8)
@@ -232,17 +229,15 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         mean = Column(f"{scores.metric}{percent}")
         worst = Column(f"worst{percent}", 3)
     is_tuned = any(group["finetune_epochs"] for group in groups)
-    hidden = set()
-    if not any("task" in group for group in groups):
-        hidden.add("task")
-    if len(metrics) == 1:
-        hidden.add("metric")
-    if not is_tuned:
-        hidden.add("tuned\nepochs")
+    shown = {
+        "task": any("task" in group for group in groups),
+        "metric": len(metrics) > 1,
+        "tuned\nepochs": is_tuned,
+    }
     rows = []
     for group in groups:
-        cells = _group_cells(group, mean, worst)
-        rows.append({column: cell for column, cell in cells.items() if column.head not in hidden})
+        cells = _group_cells(group, mean, worst).items()
+        rows.append({column: cell for column, cell in cells if shown.get(column.head, True)})
     print_rows(rows, file)
     if not is_tuned:
         print_text(f"{', '.join(metrics)}: before fine-tuning", file)
@@ -327,9 +322,7 @@ def _shorten_groups(groups: Sequence[Group]) -> list[Group]:
     short = dict(zip(labels, split_common_folder(labels)[1], strict=True))
     renamed: list[Group] = []
     for group in groups:
-        pairs = []
-        for pair in group["paired"]:
-            pairs.append({**pair, "against": short[pair["against"]]})
+        pairs = [{**pair, "against": short[pair["against"]]} for pair in group["paired"]]
         renamed.append({**group, "group": short[group["group"]], "paired": pairs})
     return renamed
 
@@ -348,9 +341,7 @@ def compare_methods(
     """
     rows = []
     for method, summaries in runs.items():
-        members: dict[str, Summary | None] = {}
-        for summary in summaries:
-            members[f"{method}-s{summary['seed']}"] = summary
+        members = {f"{method}-s{summary['seed']}": summary for summary in summaries}
         for epochs in summaries[0]["finetune"]:
             (group,) = average_after(members, epochs)
             rows.append({**group, "model_bytes": (model_bytes or {}).get(method)})
@@ -368,9 +359,7 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
     for row in rows:
         scores = Scores.from_summary(row)
         sent = row["bytes_up"] + row["bytes_down"]
-        each = None
-        if row.get("cohort"):
-            each = sent / (row["rounds"] * row["cohort"])
+        each = sent / (row["rounds"] * row["cohort"]) if row.get("cohort") else None
         lines.append(
             {
                 Column("method", is_name=True): row["group"],
@@ -385,9 +374,8 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
             }
         )
     print_rows(lines, file, "the page")
-    spread = ""
-    if any(len(row["seeds"]) > 1 for row in rows):
-        spread = ", ± standard deviation over seeds"
+    has_seeds = any(len(row["seeds"]) > 1 for row in rows)
+    spread = ", ± standard deviation over seeds" if has_seeds else ""
     print_text(
         f"{metric.metric}: mean over clients{spread}; kB: thousands of bytes, both ways; "
         "model: the weights that fedgrove export writes, as float32.",
@@ -437,9 +425,7 @@ def markdown_table(groups: Sequence[Group]) -> str:
 
 def latex_table(groups: Sequence[Group]) -> str:
     """Return the groups as a LaTeX table with the rules of the package booktabs."""
-    rows = []
-    for row in paper_rows(groups):
-        rows.append([_escape_latex(cell) for cell in row])
+    rows = [map(_escape_latex, row) for row in paper_rows(groups)]
     return render("paper_table.tex", {"columns": PAPER_COLUMNS, "rows": rows})
 
 

@@ -13,14 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from .terminal import (
-    Cell,
-    Column,
-    name_columns,
-    print_table,
-    print_text,
-    split_common_folder,
-)
+from .terminal import Cell, Column, print_rows, print_text, split_common_folder
 
 Summary = Mapping[str, Any]
 Line = Mapping[str, Any]
@@ -308,43 +301,32 @@ def print_summaries(
     if common:
         print_text(common, file)
 
-    columns = []
-    for name in different:
-        columns.append(Column(name, _option_rank(name, summaries), is_name=True))
+    ranks = {name: _option_rank(name, summaries) for name in different}
     # If no run was fine-tuned, a line below the table says so instead.
     is_tuned = any(row.epochs for row in rows)
     has_tasks = any(row.task for row in rows)
-    has_several_metrics = len(metrics) > 1
-    if is_tuned:
-        columns.append(Column("tuned\nepochs", label="epochs of fine-tuning"))
-    if has_tasks:
-        columns += [*name_columns("task"), Column("clients", 4, is_name=True)]
-    if has_several_metrics:
-        columns += name_columns("metric")
-    columns += [*_score_columns(metrics), *COST_COLUMNS]
     # Most runs lose nothing and need no such column.
-    reasons = []
-    for key in REASON_COLUMNS:
-        if any(summary.get(key) for summary in summaries):
-            reasons.append(key)
-            columns.append(Column(key, 1))
-
-    lines: list[list[Cell]] = []
+    reasons = [key for key in REASON_COLUMNS if any(summary.get(key) for summary in summaries)]
+    numbers = [*_score_columns(metrics), *COST_COLUMNS]
+    lines = []
     for i, row in enumerate(rows):
-        cells: list[Cell] = []
-        for name in different:
-            cells.append(str(row.summary.get(name, USUAL.get(name, ""))))
+        cells: dict[Column, Cell] = {}
+        for name, rank in ranks.items():
+            cells[Column(name, rank, is_name=True)] = _show_option(row.summary, name)
         if is_tuned:
-            cells.append(row.epochs or "0")
+            cells[Column("tuned\nepochs", label="epochs of fine-tuning")] = row.epochs or "0"
         if has_tasks:
-            cells += [row.task, str(row.task_values.get("clients", ""))]
-        if has_several_metrics:
-            cells.append(row.scores.name)
-        cells += _score_and_cost_cells(row, i in best)
+            cells[Column("task", is_name=True)] = row.task
+            cells[Column("clients", 4, is_name=True)] = str(row.task_values.get("clients", ""))
+        if len(metrics) > 1:
+            cells[Column("metric", is_name=True)] = row.scores.name
+        # An unfinished run has the first cell only.
+        cells |= dict.fromkeys(numbers, "")
+        cells |= zip(numbers, _score_and_cost_cells(row, i in best), strict=False)
         for key in reasons:
-            cells.append(str(sum((row.summary.get(key) or {}).values())))
+            cells[Column(key, 1)] = str(sum((row.summary.get(key) or {}).values()))
         lines.append(cells)
-    print_table(columns, lines, file, elsewhere)
+    print_rows(lines, file, elsewhere)
     print_text(UNITS_NOTE, file)
     if not is_tuned:
         print_text(f"{', '.join(scores.metric for scores in metrics)}: before fine-tuning", file)
@@ -398,21 +380,20 @@ def _split_options(summaries: Sequence[Summary]) -> tuple[list[str], str]:
     different = []
     common = []
     for name in OPTIONS_SHOWN:
-        given = []
-        for summary in summaries:
-            if name in summary:
-                given.append(summary[name])
+        given = [summary[name] for summary in summaries if name in summary]
         if not given or all(value == USUAL.get(name) for value in given):
             continue
-        values = set()
-        for summary in summaries:
-            values.add(str(summary.get(name, USUAL.get(name, ""))))
+        values = {_show_option(summary, name) for summary in summaries}
         if len(values) > 1:
             different.append(name)
         elif values != {"none"}:
             # "scenario none" would only take room.
             common.append(f"{name} {values.pop()}")
     return different, ", ".join(common)
+
+
+def _show_option(summary: Summary, name: str) -> str:
+    return str(summary.get(name, USUAL.get(name, "")))
 
 
 def _make_rows(summary: Summary) -> list[_Row]:
@@ -486,10 +467,7 @@ def _explain_marks(
             text += " of the runs on the same data for the same number of rounds"
         print_text(text, file)
         return
-    rounds = set()
-    for row in rows:
-        if row.scores.mean is not None:
-            rounds.add(row.summary.get("rounds", 0))
+    rounds = {row.summary.get("rounds", 0) for row in rows if row.scores.mean is not None}
     if len(rounds) > 1:
         listed = " and ".join(map(str, sorted(rounds)))
         print_text(f"no run is marked as the best: they trained for {listed} rounds", file)
@@ -519,25 +497,17 @@ def _score_and_cost_cells(row: _Row, is_best: bool) -> list[Cell]:
 
 def _cost_cells(row: _Row) -> list[str]:
     """Return the cells of bytes and seconds."""
-    up = bytes_per_device(row.summary, "up")
-    down = bytes_per_device(row.summary, "down")
-    if row.task:
-        # How many devices of a task took part in a round is not known.
-        up = None
-        down = None
+    # How many devices of a task took part in a round is not known.
+    summary = {} if row.task else row.summary
     return [
-        or_dash(up, format_kilobytes),
-        or_dash(down, format_kilobytes),
+        or_dash(bytes_per_device(summary, "up"), format_kilobytes),
+        or_dash(bytes_per_device(summary, "down"), format_kilobytes),
         format_bytes(row.sent("up")),
         format_bytes(row.sent("down")),
         # A user's method has no paper to count by.
-        or_dash(row.summary["bytes_paper"], _format_mebibytes),
+        or_dash(row.summary["bytes_paper"], lambda n: f"{n / 2**20:,.1f}"),
         f"{row.summary['seconds']:.1f}",
     ]
-
-
-def _format_mebibytes(n: float) -> str:
-    return f"{n / 2**20:,.1f}"
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
@@ -548,31 +518,27 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
 
     The causes are those of :func:`fedgrove.wire.ledger.sum_by_cause`.
     """
-    # All runs have the same causes, including those that cost nothing.
-    causes = list(summaries[0]["bytes_causes"]) if summaries else []
     folder, summaries = _shorten_runs(summaries)
-    columns = [
-        Column("run", is_name=True),
-        Column("method", _option_rank("method", summaries), is_name=True),
-    ]
-    for i, cause in enumerate(causes):
-        # A line per word: the numbers below are shorter than the head.
-        columns.append(Column("\n".join(cause.split()), 2 + i))
-    columns += [Column("sent\nMiB"), Column("paper\nMiB"), Column("sent -\npaper", 1)]
+    rank = _option_rank("method", summaries)
     rows = []
     for summary in summaries:
-        spent = list(summary["bytes_causes"].values())
-        sent = sum(spent)
-        cells = [str(summary["run"]), str(summary.get("method", ""))]
-        for n in (*spent, sent):
-            cells.append(f"{n / 2**20:,.2f}")
+        cells: dict[Column, Cell] = {
+            Column("run", is_name=True): str(summary["run"]),
+            Column("method", rank, is_name=True): str(summary.get("method", "")),
+        }
+        # All runs have the same causes, including those that cost nothing.
+        for i, (cause, count) in enumerate(summary["bytes_causes"].items()):
+            # A line per word: the numbers below are shorter than the head.
+            cells[Column("\n".join(cause.split()), 2 + i)] = f"{count / 2**20:,.2f}"
+        sent = sum(summary["bytes_causes"].values())
         # A paper's formula counts a whole run; an unfinished one has no such count yet.
         paper = summary.get("bytes_paper")
-        if paper is None:
-            cells += ["", "unfinished"]
-        else:
-            cells += [f"{paper / 2**20:,.2f}", f"{(sent - paper) / 2**20:+,.2f}"]
+        counted = "" if paper is None else f"{paper / 2**20:,.2f}"
+        more = "unfinished" if paper is None else f"{(sent - paper) / 2**20:+,.2f}"
+        cells[Column("sent\nMiB")] = f"{sent / 2**20:,.2f}"
+        cells[Column("paper\nMiB")] = counted
+        cells[Column("sent -\npaper", 1)] = more
         rows.append(cells)
     if folder:
         print_text(f"runs in {folder}", file)
-    print_table(columns, rows, file)
+    print_rows(rows, file)

@@ -15,10 +15,12 @@ import os
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 
 if TYPE_CHECKING:
@@ -30,32 +32,6 @@ Cell: TypeAlias = "str | Text"
 
 ENCODING_ERRORS = "fedgrove"
 """The name under which :func:`replace_signs` is registered with :mod:`codecs`."""
-SIGNS = {
-    "±": "+-",
-    "×": "x",
-    "·": "*",
-    "²": "^2",
-    "µ": "u",
-    "≤": "<=",
-    "≥": ">=",
-    "→": "->",
-    "–": "-",
-    "—": "-",
-    "…": "...",
-    "Σ": "sum",
-    "β": "beta",
-    "γ": "gamma",
-    "λ": "lambda",
-    "μ": "mu",
-    "₁": "1",
-    "₂": "2",
-    "─": "-",
-    "━": "-",
-    "│": "|",
-    "┃": "|",
-}
-"""Signs and their ASCII replacements; any other sign becomes a question mark."""
-
 ERASE = "\r\033[K"
 """Moves the cursor to the start of the line and deletes the line."""
 
@@ -65,42 +41,6 @@ NAME_SHARE = 0.35
 """The largest share of the width that a name takes before it is broken."""
 SHORTEST_NAME = 8
 """A name is broken into pieces of at least this width."""
-
-LATEX_SYMBOLS = {
-    "varepsilon": "epsilon",
-    "le": "<=",
-    "leq": "<=",
-    "ge": ">=",
-    "geq": ">=",
-    "ne": "!=",
-    "neq": "!=",
-    "approx": "~",
-    "cdot": "*",
-    "times": "x",
-    "odot": "*",
-    "pm": "+-",
-    "to": "->",
-    "leftarrow": "<-",
-    "infty": "inf",
-    "ldots": "...",
-    "dots": "...",
-    "cdots": "...",
-    "ell": "l",
-    "quad": "",
-}
-"""LaTeX commands and their text. Any other command keeps its name: ``\\rho`` becomes rho."""
-LATEX_STYLES = (
-    "left",
-    "right",
-    "mathrm",
-    "mathbf",
-    "mathcal",
-    "text",
-    "operatorname",
-    "bar",
-    "hat",
-)
-"""LaTeX commands that only change how something looks: they are dropped."""
 
 
 # ---- what the terminal can do --------------------------------------------------------------------
@@ -130,7 +70,15 @@ def replace_signs(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = error.object[error.start : error.end]
-    return "".join(SIGNS.get(sign, "?") for sign in signs), error.end
+    plain = _read_replacements()["signs"]
+    return "".join(plain.get(sign, "?") for sign in signs), error.end
+
+
+@cache
+def _read_replacements() -> dict[str, dict[str, str]]:
+    # Read here: most processes need none of it.
+    text = Path(__file__).with_name("plain_text.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def is_live_terminal(stream: TextIO) -> bool:
@@ -247,18 +195,6 @@ def name_columns(*heads: str) -> list[Column]:
     return [Column(head, is_name=True) for head in heads]
 
 
-def number_columns(*heads: str, first: int = 0) -> list[Column]:
-    """Return columns of numbers with ascending ranks, from ``first``.
-
-    >>> [column.rank for column in number_columns("mean", "worst", "seconds")]
-    [0, 1, 2]
-    """
-    columns = []
-    for i, head in enumerate(heads):
-        columns.append(Column(head, rank=first + i))
-    return columns
-
-
 def print_table(
     columns: Sequence[Column],
     rows: Sequence[Sequence[Cell]],
@@ -278,10 +214,7 @@ def print_table(
     # On a terminal narrower than the columns of rank 0, lines run over: better than cutting them.
     console.width = max(console.width, _total_width(choice.widths, choice.shown))
     console.print(_make_table(columns, rows, choice), crop=False)
-    left_out = []
-    for i, column in enumerate(columns):
-        if i not in choice.shown:
-            left_out.append(column.full_label)
+    left_out = [each.full_label for i, each in enumerate(columns) if i not in choice.shown]
     if left_out:
         wider = f"use a terminal of {choice.needed} columns"
         if not console.is_terminal:
@@ -312,7 +245,7 @@ def choose_columns(
 ) -> ColumnChoice:
     """Choose the columns that fit into ``width``.
 
-    >>> columns = [*name_columns("run"), *number_columns("accuracy", "seconds", "MiB")]
+    >>> columns = [*name_columns("run"), Column("accuracy"), Column("seconds", 1), Column("MiB", 2)]
     >>> choose_columns(columns, [["a", "91.20", "1200.5", "3.1"]], 24).shown
     [0, 1, 2]
     >>> choose_columns(columns, [["a", "91.20", "1200.5", "3.1"]], 20).shown
@@ -495,10 +428,7 @@ def _fraction_as_text(match: re.Match[str]) -> str:
 
 
 def _symbol_as_text(match: re.Match[str]) -> str:
-    name = match[1]
-    if name in LATEX_STYLES:
-        return ""
-    return LATEX_SYMBOLS.get(name, name)
+    return _read_replacements()["latex"].get(match[1], match[1])
 
 
 def _fill_paragraph(rows: Sequence[str], width: int) -> list[str]:

@@ -37,9 +37,8 @@ class Curve:
 
     run: str
     method: str
-    metric: str
-    more_is_better: bool
-    share: bool
+    scores: Scores
+    """The last scores, which name the metric."""
     points: tuple[Point, ...]
     total: float
     """Virtual seconds of all its rounds so far."""
@@ -49,13 +48,13 @@ class Curve:
     def best(self) -> float:
         """The best score of all rounds on the curve."""
         scores = [point.score for point in self.points]
-        return max(scores) if self.more_is_better else min(scores)
+        return max(scores) if self.scores.more_is_better else min(scores)
 
     def reaches(self, target: float) -> Point | None:
         """Return the first point of the curve that is as good as ``target``."""
         for point in self.points:
             is_above = point.score >= target
-            if point.score == target or is_above == self.more_is_better:
+            if point.score == target or is_above == self.scores.more_is_better:
                 return point
         return None
 
@@ -71,7 +70,7 @@ def read_curve(
     points = []
     up = 0
     down = 0
-    scored: Mapping[str, Any] = {}
+    last = Scores()
     for line in lines:
         up += line["bytes_up"]
         down += line["bytes_down"]
@@ -80,46 +79,36 @@ def read_curve(
                 f"{run} mixes data sets, and their metrics have no common mean; compare runs on "
                 "one data set."
             )
-        score = line.get(f"{line.get('metric', 'accuracy')}_mean")
-        if score is None:
+        scores = Scores.from_summary(line)
+        if scores.mean is None:
             continue
         if "virtual_clock" not in line:
             raise InputError(f"{run} was trained before there was a clock; run it again.")
-        scored = line
-        points.append(Point(line["round"], line["virtual_clock"], score, up, down))
+        last = scores
+        points.append(Point(line["round"], line["virtual_clock"], scores.mean, up, down))
     if not points:
         raise InputError(
             f"no client was scored during {run}; run it again with --evaluate N, to score every N "
             "rounds."
         )
-    return Curve(
-        run=run,
-        method=method,
-        # A line without a metric has accuracies.
-        metric=scored.get("metric", "accuracy"),
-        more_is_better=scored.get("more_is_better", True),
-        share=scored.get("share", True),
-        points=tuple(points),
-        total=lines[-1]["virtual_clock"],
-        finished=finished,
-    )
+    return Curve(run, method, last, tuple(points), lines[-1]["virtual_clock"], finished)
 
 
 def common_target(curves: Sequence[Curve], wanted: float | None = None) -> float:
     """Return the target score of a time table: ``wanted``, or the best that all runs reach.
 
     >>> points = [Point(1, 2.0, 0.5, 0, 0), Point(2, 4.0, 0.75, 0, 0)]
-    >>> one = Curve("one", "fedavg", "accuracy", True, True, tuple(points), total=4.0)
-    >>> other = Curve("other", "local", "accuracy", True, True, tuple(points[:1]), total=4.0)
+    >>> one = Curve("one", "fedavg", Scores(), tuple(points), total=4.0)
+    >>> other = Curve("other", "local", Scores(), tuple(points[:1]), total=4.0)
     >>> common_target([one, other])
     0.5
     """
-    first = curves[0]
+    first = curves[0].scores
     for other in curves[1:]:
-        if other.metric != first.metric:
+        if other.scores.metric != first.metric:
             raise InputError(
-                f"{first.run} reports {first.metric} and {other.run} {other.metric}; compare runs "
-                "of one metric."
+                f"{curves[0].run} reports {first.metric} and {other.run} {other.scores.metric}; "
+                "compare runs of one metric."
             )
     if wanted is not None:
         if first.share:
@@ -139,26 +128,24 @@ def find_times(curves: Sequence[Curve], wanted: float | None = None) -> dict[str
     runs = []
     times: dict[str, list[float | None]] = {}
     for each in curves:
-        reached: dict[str, Any] = dict.fromkeys(("seconds_to", "round", "bytes_up", "bytes_down"))
         point = each.reaches(target)
-        if point is not None:
-            reached["seconds_to"] = point.second
-            reached["round"] = point.round
-            reached["bytes_up"] = point.bytes_up
-            reached["bytes_down"] = point.bytes_down
-        times.setdefault(strip_seed(each.run), []).append(reached["seconds_to"])
+        reached = dict.fromkeys(Point._fields) if point is None else point._asdict()
+        times.setdefault(strip_seed(each.run), []).append(reached["second"])
         runs.append(
             {
                 "run": each.run,
                 "method": each.method,
                 "finished": each.finished,
-                **reached,
+                "seconds_to": reached["second"],
+                "round": reached["round"],
+                "bytes_up": reached["bytes_up"],
+                "bytes_down": reached["bytes_down"],
                 "best": each.best,
                 "virtual_seconds": each.total,
             }
         )
     return {
-        "metric": curves[0].metric,
+        "metric": curves[0].scores.metric,
         "to": target,
         "chosen": "the best that all reach" if wanted is None else "given",
         "runs": runs,
@@ -168,22 +155,14 @@ def find_times(curves: Sequence[Curve], wanted: float | None = None) -> dict[str
 
 def _average_times(label: str, times: Sequence[float | None]) -> dict[str, Any]:
     """Average over seeds, if all runs reached the target."""
-    reached = []
-    for seconds in times:
-        if seconds is not None:
-            reached.append(seconds)
-    mean = None
-    std = None
-    if len(reached) == len(times):
-        mean = statistics.fmean(reached)
-        if len(reached) > 1:
-            std = statistics.stdev(reached)
+    reached = [seconds for seconds in times if seconds is not None]
+    are_all = len(reached) == len(times)
     return {
         "group": label,
         "runs": len(times),
         "reached": len(reached),
-        "seconds_to_mean": mean,
-        "seconds_to_std": std,
+        "seconds_to_mean": statistics.fmean(reached) if are_all else None,
+        "seconds_to_std": statistics.stdev(reached) if are_all and len(reached) > 1 else None,
     }
 
 
@@ -194,7 +173,7 @@ def print_times(
     curves: Sequence[Curve], found: Mapping[str, Any], file: IO[str] | None = None
 ) -> None:
     """Print what :func:`find_times` returned: a row per run, then one per group over seeds."""
-    scores = _scores(curves)
+    scores = curves[0].scores
     folder, names = split_common_folder(list(map(itemgetter("run"), found["runs"])))
     if folder:
         print_text(f"runs in {folder}", file)
@@ -205,9 +184,7 @@ def print_times(
     if len(found["groups"]) < len(found["runs"]):
         groups = []
         for group in found["groups"]:
-            mean = "-"
-            if group["seconds_to_mean"] is not None:
-                mean = format_duration(group["seconds_to_mean"])
+            mean = or_dash(group["seconds_to_mean"], format_duration)
             if group["seconds_to_std"] is not None:
                 mean += f" ± {format_duration(group['seconds_to_std'])}"
             name = group["group"].removeprefix(f"{folder}/")
@@ -227,7 +204,7 @@ def write_time_report(
     curves: Sequence[Curve], found: Mapping[str, Any], path: Path, *, force: bool = False
 ) -> None:
     """Write the HTML page of times to a target: the chart and the table."""
-    scores = _scores(curves)
+    scores = curves[0].scores
     names = list(map(itemgetter("run"), found["runs"]))
     page = Page(f"Virtual time to {_describe_target(scores, found)}")
     page.paragraph(small=_explain(found))
@@ -236,10 +213,6 @@ def write_time_report(
     head = [column.full_label for column in rows[0]]
     page.table(head, [list(row.values()) for row in rows], sortable=True)
     page.write(path, force=force)
-
-
-def _scores(curves: Sequence[Curve]) -> Scores:
-    return Scores(curves[0].metric, curves[0].more_is_better, curves[0].share)
 
 
 def _describe_target(scores: Scores, found: Mapping[str, Any]) -> str:
@@ -287,9 +260,7 @@ def _draw_scores(curves: Sequence[Curve], scores: Scores, found: Mapping[str, An
     """Draw the score over virtual time, a line per run, and the target."""
     series = []
     for i, each in enumerate(curves):
-        points = []
-        for point in each.points:
-            points.append((point.second, scores.factor * point.score))
+        points = [(point.second, scores.factor * point.score) for point in each.points]
         series.append(Series.from_points(each.run, points, i, size=2.5))
     title = f"{scores.metric} over virtual time, before fine-tuning; dotted: the target"
     level = scores.factor * found["to"]

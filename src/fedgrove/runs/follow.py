@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import DamageError, InputError, not_a_run
 from ..report.progress import RunStatus, describe_score
+from ..report.tables import Scores
 from .files import SEAL, decode_text, parse_json, read_bytes, read_run_options
 from .lock import is_locked
 from .schemas import Headline, MetricsLine, SweepContent, check_content
@@ -140,8 +141,8 @@ class Follower:
         self._recent.append((self._round, seconds))
         self._score = describe_score(line) or self._score
         self._traffic.append((self._round, self._bytes / MIB))
-        mean = line.get(f"{line.get('metric', 'accuracy')}_mean")
-        if isinstance(mean, int | float):
+        mean = Scores.from_summary(line).mean
+        if mean is not None:
             self._scores.append((self._round, float(mean)))
         self._hand_on(str(self.path), line)
 

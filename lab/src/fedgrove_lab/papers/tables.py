@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-from fedgrove.report.terminal import (
-    Column,
-    name_columns,
-    number_columns,
-    print_table,
-    print_text,
-)
+from fedgrove.report.terminal import Column, name_columns, print_table, print_text
 
 from .compare import ComparedRow, Comparison
 from .measures import digits_of, scale_of, title_of
@@ -57,6 +51,11 @@ def print_comparison(comparison: Comparison, file: IO[str] | None = None) -> Non
         print_table(columns, lines, file, "table.md")
     for note in comparison["notes"]:
         print_text(note, file)
+
+
+def number_columns(*heads: str) -> list[Column]:
+    """Return columns of numbers; the first are shown on the narrowest terminal."""
+    return [Column(head, rank) for rank, head in enumerate(heads)]
 
 
 def write_markdown(comparison: Comparison) -> str:
