@@ -34,7 +34,6 @@ from .config.toml import (
     read_run_table,
 )
 from .core import Engine
-from .data import Federation
 from .engines.faulty import with_faults
 from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals
 from .options import (
@@ -387,8 +386,7 @@ def train_grid(
 ) -> Sweep:
     """Train the runs of a sweep under one progress line."""
     base = next(iter(experiments.values()))
-    name = base.data.name if isinstance(base.data, Federation) else Path(base.data).stem
-    folder = fresh_name(Path("runs"), f"sweep-{name}") if out is None else Path(out)
+    folder = fresh_name(Path("runs"), f"sweep-{base.data_name}") if out is None else Path(out)
     rounds = base.rounds or federations.defaults(base).rounds
     with open_engine(options) as engine:
         train_all = partial(

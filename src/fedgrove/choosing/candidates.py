@@ -108,9 +108,7 @@ class Situation:
         memory = layout.memory(recipe.batch, recipe.optimiser.slots)
         # Of very many clients those that are scored are looked at.
         devices = [run.federation.info(client) for client in run.scored]
-        small = 0
-        for device in devices:
-            small += device.memory < memory
+        small = sum(device.memory < memory for device in devices)
         there = set()
         if layout.norms:
             there.add(NORMS)
@@ -136,9 +134,7 @@ def fitting(
     """
     recipe = federations.recipe(base)
     known = {candidate.method: candidate for candidate in CANDIDATES}
-    asked = []
-    for name in names or known:
-        asked.append(known.get(name, Candidate(name, "")))
+    asked = [known.get(name, Candidate(name, "")) for name in names or known]
     for candidate in asked:
         # An unknown name is a mistake, and not a method that does not fit.
         methods.make(candidate.method)
@@ -149,10 +145,8 @@ def fitting(
     chosen = []
     left_out = {}
     for candidate in asked:
-        why = ""
         # A method that was named is tried even if it is made for something else.
-        if names is None:
-            why = _why_useless(candidate, situation)
+        why = _why_useless(candidate, situation) if names is None else ""
         why = why or _why_too_large(candidate, situation)
         if not why:
             fit = Chosen(candidate.method)
@@ -221,9 +215,7 @@ def _fit_budget(
             return fit, _explain_budget(error.needed, budget, run.rounds)
         return fit, ""
     # Numbers that are sent as they are take exactly what was counted.
-    least = each
-    if not isinstance(method.codec, Dense):
-        least = SHORTEST_CODE * each
+    least = each if isinstance(method.codec, Dense) else SHORTEST_CODE * each
     if least > budget:
         return fit, (
             f"a client would send and receive at least {size(least)} in "

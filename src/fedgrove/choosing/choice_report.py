@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..config.grid import plain
+from ..options import RunOptions
+from ..options.definition import options_of
 from ..report.comparison_report import ComparedRun, make_comparison_report
 from ..report.page import Page, write_if_possible
 from ..report.seed_averages import strip_seed
@@ -139,18 +141,16 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], scores: Scores) -> str
 def _explain_lead(lead: Margin, other: str, scores: Scores) -> str:
     ahead = _format_gap(scores, lead.lead, lead.error, ".1f" if scores.share else ".3g")
     seeds = f"all seeds; ahead on {lead.seeds_ahead} of {lead.seeds}"
+    judged = ", which is likely, not certain."
     if lead.is_one_seed:
         seeds = "one seed"
-    measured = (
-        f"It is {ahead} ahead of {other} (paired over {count(lead.clients, 'client')} of {seeds})"
-    )
+        judged = "; one seed: not sure."
     if lead.is_clear:
-        return f"{measured}, which is clear."
-    if lead.is_noise:
-        return f"{measured}, which is within the noise: either may be the better."
-    if lead.is_one_seed:
-        return f"{measured}; one seed: not sure."
-    return f"{measured}, which is likely, not certain."
+        judged = ", which is clear."
+    elif lead.is_noise:
+        judged = ", which is within the noise: either may be the better."
+    clients = count(lead.clients, "client")
+    return f"It is {ahead} ahead of {other} (paired over {clients} of {seeds}){judged}"
 
 
 def _find_cheaper(final: Sequence[Trial]) -> Trial | None:
@@ -169,15 +169,9 @@ def _find_cheaper(final: Sequence[Trial]) -> Trial | None:
 
 def _find_rising(final: Sequence[Trial], full_rounds: int) -> Trial | None:
     """The method with a higher predicted score than the pick; None if there is none."""
+    # Of equal ones the pick, which is first: then there is nothing to report.
     furthest = max(final, key=lambda trial: trial.sign * predict_full_score(trial, full_rounds))
-    pick = final[0]
-    ahead = pick.sign * (
-        predict_full_score(furthest, full_rounds) - predict_full_score(pick, full_rounds)
-    )
-    # Not >=: where the pick itself is furthest there is nothing to report.
-    if ahead > 0:
-        return furthest
-    return None
+    return None if furthest is final[0] else furthest
 
 
 def command(planned: ChoicePlan, pick: Trial) -> str:
@@ -196,18 +190,14 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
     if any(map(_is_object, given.values())):
         return _write_python_call(pick.method, given, settings)
     words = ["fedgrove", "run", pick.method]
-    for word, value in given.items():
-        if word == "standardise":
-            # It is on unless it is switched off, so only the negative flag is ever needed.
-            if not value:
-                words.append("--no-standardise")
-        elif value is True:
-            words.append(f"--{word.replace('_', '-')}")
-        elif value is not False:
-            text = str(value)
-            if isinstance(value, list | tuple):
-                text = ",".join(map(str, value))
-            words += [f"--{word.replace('_', '-')}", text]
+    known = options_of(RunOptions)
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            words += [known[name].flag, text]
+        elif value != known[name].default:
+            # A switch is typed only to change its default.
+            words.append(known[name].flag)
     # Settings after options, and every word quoted: a path or a setting may have spaces.
     for setting in settings:
         words += ["--set", setting]
@@ -223,9 +213,7 @@ def _write_python_call(method: str, given: Mapping[str, Any], settings: Sequence
     """The call in Python, where a value was made in Python; ``...`` stands for that value."""
     words = [repr(method)]
     for word, value in given.items():
-        text = "..."
-        if not _is_object(value):
-            text = repr(plain(value))
+        text = "..." if _is_object(value) else repr(plain(value))
         words.append(f"{word}={text}")
     if settings:
         words.append(f"set={list(settings)!r}")
@@ -239,9 +227,7 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     """Print a choice; of a plan, the methods that would be tried."""
     if "would_try" in found:
         seeds = len(found["seeds"])
-        then = ""
-        if seeds > 1:
-            then = f"; then those that go on, on {seeds} seeds"
+        then = f"; then those that go on, on {seeds} seeds" if seeds > 1 else ""
         print_text(
             f"would try {', '.join(found['would_try'])}: {count(found['trial_rounds'], 'round')} "
             f"each, of {found['full_rounds']} in full, on one seed{then}"
@@ -295,11 +281,9 @@ def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[Column, str
     scores = _scores(found)
     # The unit on a line of its own keeps the column narrow.
     percent = scores.percent.replace(" ", "\n")
-    name = row["method"]
-    if name == found["pick"]:
-        name = f"{name} *"
+    star = " *" if row["method"] == found["pick"] else ""
     cells = {
-        Column("method", is_name=True): name,
+        Column("method", is_name=True): f"{row['method']}{star}",
         Column("seeds", 1): str(len(row["seeds"])),
         Column("tuned\nepochs", 2): str(row["epochs"]),
         Column(f"{scores.metric}{percent}"): scores.format(row["score"], 1),
@@ -406,9 +390,7 @@ def list_notes(found: Mapping[str, Any]) -> list[str]:
             dropped.append(f"{row['method']} ({scores.format(row['score'], 1)}{scores.percent})")
     if dropped:
         notes.append(f"Tried on one seed, and not on this page: {', '.join(dropped)}.")
-    for name, why in found["left_out"].items():
-        notes.append(f"{name} was left out: {why}")
-    return notes
+    return notes + [f"{name} was left out: {why}" for name, why in found["left_out"].items()]
 
 
 def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:
@@ -432,9 +414,5 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
 def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:
     key = f"{line.get('metric', 'accuracy')}_mean"
     mean = average_validation(line)
-    kept = dict(line)
     # Without a score the round stays out of the chart; a test score must not stand in for it.
-    kept.pop(key, None)
-    if mean is not None:
-        kept[key] = mean
-    return kept
+    return {**line, key: mean}

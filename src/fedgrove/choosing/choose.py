@@ -187,9 +187,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
     options.check()
     settings = shorthand_settings(vars(options))
     wanted = parse_budget(options.budget)
-    names = options.methods
-    if isinstance(names, str):
-        names = [names]
+    names = [options.methods] if isinstance(options.methods, str) else options.methods
     check(names is None or bool(names), "methods", names, "one name or more, or left out")
     if names is not None:
         labels = set(map(methods.label_of, names))
@@ -203,9 +201,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         del values["validation"]
     base = Experiment(method=methods.make("local"), **load_own_data(values))
     federations = Federations(options.data_dir)
-    rounds = options.rounds
-    if rounds is None:
-        rounds = federations.defaults(base).rounds
+    rounds = federations.defaults(base).rounds if options.rounds is None else options.rounds
     base = replace(base, rounds=rounds)
     base_plan = plan(base, Path(), federations)
     _check_can_be_judged(base_plan.run, isinstance(options.data, Federation))
@@ -331,12 +327,7 @@ def fingerprint_net(net: nn.Module) -> str:
 def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     """The folder, if it is free or holds the same choice."""
     if out is None:
-        data = planned.base.data
-        if isinstance(data, Federation):
-            name = data.name
-        else:
-            name = Path(data).stem
-        return fresh_name(Path("runs"), f"choose-{name}")
+        return fresh_name(Path("runs"), f"choose-{planned.base.data_name}")
     folder = Path(out)
     if not folder.exists():
         return folder
@@ -420,9 +411,8 @@ def _find(
         runs = planned.trials(going_on, others)
         if runs:
             ends |= _train(runs, folder / "second", planned, engine, progress)
-    later = _judge(
-        planned, [name for name in going_on if name in early], planned.seeds, ends, left_out
-    )
+    still = [name for name in going_on if name in early]
+    later = _judge(planned, still, planned.seeds, ends, left_out)
     if not later:
         # All that went on failed, or took too much: what one seed says of the rest.
         later = {name: each for name, each in early.items() if name not in left_out}
@@ -432,14 +422,11 @@ def _find(
     behind = [each for name, each in early.items() if name not in {*later, *left_out}]
     # Ranked apart: scores of one seed and of all seeds are not compared.
     trials = [*rank_trials(list(later.values())), *rank_trials(behind)]
-    seconds = 0.0
-    for end in ends.values():
-        if isinstance(end, Result):
-            seconds += end.summary["seconds"]
+    finished = [end for end in ends.values() if isinstance(end, Result)]
     cost = {
         "rounds": planned.trial * len(ends),
         "rounds_in_full": planned.rounds * len(names) * len(planned.seeds),
-        "seconds": round(seconds, 1),
+        "seconds": round(sum(end.summary["seconds"] for end in finished), 1),
     }
     found = choice_report.describe_choice(planned, trials, len(later), left_out, cost)
     page = choice_report.write_page(ends, trials[: len(later)], found, folder)
@@ -480,20 +467,14 @@ def _train(
     progress: bool,
 ) -> dict[str, Result | Failure]:
     """Train these as a sweep; how each run ended."""
-    total = 0
-    for experiment in experiments.values():
-        total += experiment.rounds or 0
+    # All trials are equally long.
+    rounds = next(iter(experiments.values())).rounds or 0
     if progress:
-        # All trials are equally long.
-        rounds = next(iter(experiments.values())).rounds or 0
-        what = f"{folder.name} trial"
-        if folder.name == "full":
-            what = "in full"
-        print(
-            f"{what}: {count(len(experiments), 'run')} of {count(rounds, 'round')}", file=sys.stderr
-        )
+        what = "in full" if folder.name == "full" else f"{folder.name} trial"
+        runs = count(len(experiments), "run")
+        print(f"{what}: {runs} of {count(rounds, 'round')}", file=sys.stderr)
     run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=planned.federations)
-    return sweeps.watched(folder, experiments, total, run, not progress)
+    return sweeps.watched(folder, experiments, rounds * len(experiments), run, not progress)
 
 
 def _judge(
@@ -506,14 +487,9 @@ def _judge(
     """What trials showed of each method; those that failed or take too much are left out."""
     trials = {}
     for name in names:
-        results = []
-        failed = []
-        for seed in seeds:
-            end = ends[f"{methods.label_of(name)}-s{seed}"]
-            if isinstance(end, Failure):
-                failed.append(end)
-            else:
-                results.append(end)
+        runs = [ends[f"{methods.label_of(name)}-s{seed}"] for seed in seeds]
+        results = [end for end in runs if isinstance(end, Result)]
+        failed = [end for end in runs if isinstance(end, Failure)]
         # One failed seed is enough: a mean over fewer seeds could not be compared.
         if failed:
             left_out[name] = f"a run failed: {failed[0].why}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,11 +72,11 @@ class Trial:
         return self._over_seeds("worst10")
 
     def _over_seeds(self, figure: str) -> float:
-        figures = []
-        for own in _list_by_seed(self.clients).values():
-            # The prefix of the keys is empty, hence the bare underscore.
-            figures.append(spread(own, "", self.more_is_better)[f"_{figure}"])
-        return math.fsum(figures) / len(figures)
+        # The prefix of the keys is empty, hence the bare underscore.
+        by_seed = _list_by_seed(self.clients).values()
+        return statistics.fmean(
+            spread(own, "", self.more_is_better)[f"_{figure}"] for own in by_seed
+        )
 
     @property
     def sign(self) -> int:
@@ -152,10 +152,7 @@ def average_validation(line: Mapping[str, Any]) -> float | None:
     """Return the mean validation score of a candidate, of a line of metrics.jsonl."""
     if "tasks" not in line:
         return line.get("validation_mean")
-    known = []
-    for task in line["tasks"].values():
-        if task["validation_mean"] is not None:
-            known.append(task)
+    known = [task for task in line["tasks"].values() if task["validation_mean"] is not None]
     clients = sum(task["clients"] for task in known)
     # No task has validation examples.
     if not clients:
@@ -194,14 +191,8 @@ def select_promising(trials: Sequence[Trial], full_rounds: int) -> list[str]:
     # Sorting is stable: of equal scores the method that was tried first goes on.
     by_score = sorted(trials, key=lambda t: -t.sign * t.score)
     by_heading = sorted(trials, key=lambda t: -t.sign * predict_full_score(t, full_rounds))
-    chosen = set()
-    for trial in (*by_score[:each], *by_heading[:each]):
-        chosen.add(trial.method)
-    promising = []
-    for trial in trials:
-        if trial.method in chosen:
-            promising.append(trial.method)
-    return promising
+    chosen = {trial.method for trial in (*by_score[:each], *by_heading[:each])}
+    return [trial.method for trial in trials if trial.method in chosen]
 
 
 def rank_trials(trials: Sequence[Trial]) -> list[Trial]:
@@ -251,15 +242,15 @@ def measure_margin(trial: Trial, other: Trial) -> Margin:
         if pair in other.clients:
             gaps[pair] = trial.sign * (value - other.clients[pair])
     by_seed = _list_by_seed(gaps)
-    ahead = 0
-    for own in by_seed.values():
-        ahead += math.fsum(own) > 0
-    error = None
-    if len(gaps) > 1:
-        # Of paired differences: how hard a client is cancels out.
-        error = statistics.stdev(gaps.values()) / math.sqrt(len(gaps))
+    ahead = sum(math.fsum(own) > 0 for own in by_seed.values())
     lead = math.fsum(gaps.values()) / max(1, len(gaps))
-    return Margin(lead, error, len(gaps), len(by_seed), ahead)
+    # Of paired differences: how hard a client is cancels out.
+    return Margin(lead, _standard_error(gaps.values()), len(gaps), len(by_seed), ahead)
+
+
+def _standard_error(gaps: Collection[float]) -> float | None:
+    """Return the standard error of the mean; None of one number."""
+    return statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
 
 
 # ---- afterwards ----------------------------------------------------------------------------------
@@ -336,17 +327,13 @@ def assess_choice(
     # With its own number of epochs: it was fixed before any test score was known.
     picked = scores[(found["label"], found["epochs"])]
     best_scores = scores[(best_row["method"], best_row["epochs"])]
-    gaps = []
-    for seed in picked:
-        gaps.append(sign * (best_scores[seed] - picked[seed]))
-    error = None
-    if len(gaps) > 1:
-        error = round(statistics.stdev(gaps) / math.sqrt(len(gaps)), 6)
+    gaps = [sign * (best_scores[seed] - picked[seed]) for seed in picked]
+    error = _standard_error(gaps)
     return {
         **assessed,
         "pick_test": round(_mean(picked), 6),
         "behind": round(math.fsum(gaps) / len(gaps), 6),
-        "behind_error": error,
+        "behind_error": None if error is None else round(error, 6),
     }
 
 
@@ -359,8 +346,6 @@ def _mean_over_clients(summary: Mapping[str, Any], scores_of_run: Mapping[str, A
     if "tasks" not in scores_of_run:
         return float(scores_of_run[f"{summary['metric']}_mean"])
     tasks = scores_of_run["tasks"].values()
-    clients = 0
-    for task in tasks:
-        clients += task["clients"]
+    clients = sum(task["clients"] for task in tasks)
     # Weighted by clients: each client counts once, whatever the size of its task.
     return float(math.fsum(task["clients"] * task["mean"] for task in tasks) / clients)

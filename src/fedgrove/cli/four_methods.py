@@ -107,8 +107,7 @@ def _choose_folder(first: Experiment, out: str | Path | None) -> Path:
     from ..runs.files import folder_exists, fresh_name
 
     if out is None:
-        data = Path(str(first.data)).stem
-        return fresh_name(Path("runs"), f"{'-'.join(METHODS)}-{data}")
+        return fresh_name(Path("runs"), f"{'-'.join(METHODS)}-{first.data_name}")
     if Path(out).exists():
         raise folder_exists(Path(out))
     return Path(out)

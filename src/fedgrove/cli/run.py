@@ -115,8 +115,7 @@ def _name_folder(experiment: Experiment, method: str) -> Path:
     label = methods.label_of(method)
     if experiment.per_task:
         label += PER_TASK
-    data = Path(str(experiment.data)).stem
-    return fresh_name(Path("runs"), f"{label}-{data}-s{experiment.seed}")
+    return fresh_name(Path("runs"), f"{label}-{experiment.data_name}-s{experiment.seed}")
 
 
 def _run_quickly(

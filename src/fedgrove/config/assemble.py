@@ -102,7 +102,6 @@ def assemble(
         chosen = methods.make(method) if isinstance(method, str) else method
     # Any method will do to check the options.
     any_method = chosen or methods.FedAvg()
-    experiment = Experiment(any_method)
     try:
         experiment = Experiment(any_method, **values)
     except InputError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,8 @@ class Comparison:
 
     def _finished(self, names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
         """Return the rows by these names; None for a run that is not finished."""
-        members: dict[str, dict[str, Any] | None] = dict.fromkeys(names)
-        for name, row in zip(names, self.rows, strict=True):
-            if row["finished"]:
-                members[name] = row
-        return members
+        rows = zip(names, self.rows, strict=True)
+        return {name: row if row["finished"] else None for name, row in rows}
 
     def groups(self) -> list[dict[str, Any]]:
         """Return every compared method with its settings, over its seeds."""
@@ -94,20 +92,16 @@ class Comparison:
 
 def compare_runs(runs: Sequence[str], by_cause: bool = False) -> Comparison:
     """Read the numbers and the config.toml of run folders; a sweep stands for all its runs."""
-    rows = []
-    for run in runs:
-        for path in sweep.members_of(run):
-            rows.append(read_summary(path, by_cause))
+    paths = chain.from_iterable(map(sweep.members_of, runs))
+    rows = [read_summary(path, by_cause) for path in paths]
     return Comparison(rows, of_sweeps=len(rows) > len(runs), by_cause=by_cause)
 
 
 def read_summary(path: str, by_cause: bool = False) -> dict[str, Any]:
     """Read a run's numbers, or how far it got, with the options of its config.toml."""
     folder = RunFolder.open(Path(path))
-    options = {}
-    for name, value in read_run_table(folder.config).items():
-        if name in OPTIONS_SHOWN:
-            options[name] = value
+    table = read_run_table(folder.config).items()
+    options = {name: value for name, value in table if name in OPTIONS_SHOWN}
     if by_cause:
         options["bytes_causes"] = sum_by_cause(folder.metrics())
     summary = folder.summary

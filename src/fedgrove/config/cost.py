@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
@@ -37,13 +38,7 @@ from ..runs.run import Run, build, make_recipe, replace_recipe
 from ..wire.codec import Bitmap, Dense
 from ..wire.ledger import Ledger
 from ..wire.message_costs import BroadcastCosts, count_report, count_task
-from .experiment import (
-    Experiment,
-    Federations,
-    load_own_data,
-    shorthand_settings,
-    with_settings,
-)
+from .experiment import Experiment, Federations, load_own_data, shorthand_settings, with_settings
 from .grid import Variant, has_setting, list_methods, variants, write_settings
 from .plan import Plan, plan
 
@@ -346,11 +341,9 @@ class Played:
         """Return the estimated cost of a device in a round: least, median and most over devices."""
         spreads = {}
         for name in ("bytes_up", "bytes_down", "macs", "seconds"):
-            means = []
-            for totals in self.devices.values():
-                # Clients that only answered before the first round have no round of training.
-                if totals["rounds"]:
-                    means.append(totals[name] / totals["rounds"])
+            # Clients that only answered before the first round have no round of training.
+            trained = filter(itemgetter("rounds"), self.devices.values())
+            means = [totals[name] / totals["rounds"] for totals in trained]
             digits = DIGITS if name == "seconds" else None
             spreads[name] = {
                 "min": round(min(means), digits),

@@ -66,6 +66,11 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
                 Privacy.parse(self.privacy)
         refusals.check()
 
+    @property
+    def data_name(self) -> str:
+        """The name of the data, for the experiment's folder."""
+        return self.data.name if isinstance(self.data, Federation) else Path(self.data).stem
+
     def parsed_faults(self) -> Faults:
         """The experiment's faults as a run takes them."""
         return NO_FAULTS if self.faults is None else Faults.parse(self.faults)
@@ -218,11 +223,8 @@ def shorthand_settings(values: Mapping[str, Any]) -> list[str]:
     >>> shorthand_settings({"epochs": 2, "lr": None})
     ['local.epochs=2']
     """
-    settings = []
-    for name, path in SHORTHANDS.items():
-        if values.get(name) is not None:
-            settings.append(f"{path}={values[name]}")
-    return settings
+    given = [name for name in SHORTHANDS if values.get(name) is not None]
+    return [f"{SHORTHANDS[name]}={values[name]}" for name in given]
 
 
 def with_settings(

@@ -17,12 +17,7 @@ from ..options import SweepOptions
 from ..options.definition import members
 from ..options.groups import Settings, TrainingOptions
 from ..parts.local import LocalTraining
-from .experiment import (
-    Experiment,
-    Federations,
-    load_own_data,
-    shorthand_settings,
-)
+from .experiment import Experiment, Federations, load_own_data, shorthand_settings
 from .settings import Draft, assign, walk, with_default_recipe
 
 PER_TASK = "-per-task"
@@ -99,9 +94,7 @@ def write_settings(settings: Settings, is_varied: bool) -> list[str]:
         return list(settings)
     texts = []
     for key, value in settings.items():
-        values = [value]
-        if is_varied and isinstance(value, list):
-            values = value
+        values = value if is_varied and isinstance(value, list) else [value]
         texts.append(f"{key}={'|'.join(map(_write_value, values))}")
     return texts
 
@@ -129,9 +122,7 @@ def grid(
     """
     check(bool(names), "the list of methods", list(names), "one method or more")
     check(bool(seeds), "the list of seeds", list(seeds), "one seed or more")
-    chosen = []
-    for name in names:
-        chosen.append(Variant(_label(name, names), methods.make(name)))
+    chosen = [Variant(_label(name, names), methods.make(name)) for name in names]
     every_variant = variants(chosen, texts, recipe)
     for one, other in combinations(every_variant, 2):
         if one.label != other.label and one.method == other.method:

@@ -325,10 +325,7 @@ def settable(method: Any, recipe: LocalTraining | None = None) -> list[tuple[str
     ('pull.mu', 0.01, 'a number')
     """
     settings = walk(with_default_recipe(method, recipe))
-    rows = []
-    for setting in settings:
-        rows.append((setting.path, setting.value, allowed(setting.hint, setting.home)))
-    return rows
+    return [(each.path, each.value, allowed(each.hint, each.home)) for each in settings]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,9 +478,7 @@ def _chosen(setting: Setting, given: Any) -> Any:
             allowed_values = allowed(setting.hint, setting.home)
             raise InputError(f"{setting.path} is a {name}; it must be {allowed_values}.")
         return given
-    cls = None
-    if isinstance(given, str):
-        cls = find_part(given, setting.hint, setting.home)
+    cls = find_part(given, setting.hint, setting.home) if isinstance(given, str) else None
     if cls is None:
         return coerce(setting.path, given, setting.hint, setting.home)
     if not _needs_only_a_name(cls):

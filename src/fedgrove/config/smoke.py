@@ -74,11 +74,9 @@ def _with_enough_rounds(experiment: Experiment, federations: Federations) -> Exp
 def shorter(method: AnyMethod, recipe: LocalTraining) -> AnyMethod:
     """Return the method of a smoke test, with one local epoch and the shortest lengths."""
     short = replace_recipe(method, dataclasses.replace(recipe, epochs=1))
-    lengths: dict[str, Any] = {}
-    for name, length in SHORTEST_LENGTHS.items():
-        # The fields of a frozen dataclass, and not its properties.
-        if type(vars(short).get(name)) is int:
-            lengths[name] = length
+    # The fields of a frozen dataclass, and not its properties.
+    fields = vars(short)
+    lengths: Any = {k: n for k, n in SHORTEST_LENGTHS.items() if type(fields.get(k)) is int}
     made: AnyMethod = dataclasses.replace(short, **lengths)  # type: ignore[type-var]
     return made
 

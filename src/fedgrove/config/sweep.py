@@ -133,10 +133,8 @@ class Sweep(Mapping[str, Result | Failure]):
 
     def summaries(self) -> dict[str, dict[str, Any] | None]:
         """The numbers of each run of the sweep; None for a run that failed."""
-        found: dict[str, dict[str, Any] | None] = {}
-        for name, end in self.ends.items():
-            found[name] = end.summary if isinstance(end, Result) else None
-        return found
+        ends = self.ends.items()
+        return {name: end.summary if isinstance(end, Result) else None for name, end in ends}
 
     def groups(self) -> list[Any]:
         """Every method of the sweep with its settings, over its seeds."""
@@ -144,10 +142,8 @@ class Sweep(Mapping[str, Result | Failure]):
 
     def table(self) -> None:
         """Print every run of the sweep, then methods over seeds, then what failed and why."""
-        rows = []
-        for name, summary in self.summaries().items():
-            if summary is not None:
-                rows.append({"run": name, **summary})
+        summaries = self.summaries().items()
+        rows = [{"run": name, **summary} for name, summary in summaries if summary is not None]
         if rows:
             print_summaries(rows)
         groups = self.groups()
