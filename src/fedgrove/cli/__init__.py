@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import typer
@@ -60,14 +61,10 @@ def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int
     except OSError as error:
         if error.errno not in _DISK_TROUBLE:
             raise
-        where = ""
-        if error.filename:
-            where = f"{error.filename}: "
+        where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror}; free some space, or check the disk.", 1)
     # typer returns the code of an Exit, and otherwise what the command returned.
-    if isinstance(code, int):
-        return code
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -114,25 +111,18 @@ def _signals_interrupt() -> Iterator[list[int]]:
 
 
 def _fail(reason: object, code: int) -> int:
-    sentences = [reason]
-    if isinstance(reason, InputErrors):
-        sentences = list(reason.lines())
+    sentences = reason.lines() if isinstance(reason, InputErrors) else [str(reason)]
     # What the parser refuses was not raised by a command, and names options as they are typed.
     command = getattr(reason, "command", None)
     # One line for each thing that is wrong; line breaks in a sentence make no more of them.
-    lines = []
-    for sentence in sentences:
-        lines.append(" ".join(_spell_flag(str(sentence), command).split()))
-    text = "\n".join(lines)
-    print(f"fedgrove: {text}", file=sys.stderr)
+    lines = (" ".join(_spell_flag(sentence, command).split()) for sentence in sentences)
+    print("fedgrove:", "\n".join(lines), file=sys.stderr)
     return code
 
 
 def _spell_flag(sentence: str, command: type | None) -> str:
     """A sentence about an option of the command, with its name as it is typed."""
-    mark = ""
-    if sentence.startswith("- "):
-        mark = "- "
+    mark = "- " if sentence.startswith("- ") else ""
     name, verb, rest = sentence.removeprefix("- ").partition(" is ")
     if not verb or command is None:
         return sentence
@@ -165,9 +155,5 @@ def _sentence(error: Any) -> object:
 def _options(error: Any) -> list[str]:
     if not error.ctx:
         return []
-    options = []
-    for parameter in error.ctx.command.params:
-        for name in parameter.opts:
-            if name.startswith("--"):
-                options.append(name)
-    return options
+    names = chain.from_iterable(each.opts for each in error.ctx.command.params)
+    return [name for name in names if name.startswith("--")]

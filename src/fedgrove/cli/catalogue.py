@@ -217,9 +217,8 @@ def _check_deployment(keys: str) -> None:
     checks = check_server(keys)
     rows = []
     for check in checks:
-        result = f"ok: {check.found}"
-        if not check.is_right:
-            result = f"PROBLEM: {check.found}; {check.advice}."
+        problem = f"PROBLEM: {check.found}; {check.advice}."
+        result = f"ok: {check.found}" if check.is_right else problem
         rows.append((check.name, result))
     print_pairs(rows)
     problems = sum(not check.is_right for check in checks)
@@ -311,10 +310,7 @@ def _parts() -> list[tuple[str, str]]:
     names_by_role: dict[str, dict[str, None]] = {}
     for cls in methods.classes().values():
         # With a recipe, so that its optimiser is listed too.
-        if hasattr(cls, "local"):
-            method = cls(local=LocalTraining())
-        else:
-            method = cls()
+        method = cls(local=LocalTraining()) if hasattr(cls, "local") else cls()
         for setting in walk(method):
             names = fitting(setting.hint, setting.home)
             if names:
@@ -366,9 +362,7 @@ def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:
     rows = [("data folders", ", ".join(map(str, places)))]
     for name, known in SETS.items():
         is_there = not known.needs_files or find_files(places, known.formats) is not None
-        state = "available"
-        if not is_there:
-            state = f"not found; get it from {known.source}"
+        state = "available" if is_there else f"not found; get it from {known.source}"
         # Variants of a set come from the same address, which is listed once.
         is_same = rows[-1][0].partition(":")[0] == f"data {name.partition(':')[0]}"
         if is_there or not is_same or rows[-1][1] != state:
@@ -435,7 +429,7 @@ def read_index() -> Index:
 def fingerprint() -> str:
     """Return a fingerprint of all that completion's index depends on: sources and Python."""
     hashed = hashlib.sha256(f"{INDEX_FORMAT} {sys.version}".encode())
-    for path in sorted(PACKAGE_FOLDER.rglob("*.py")):
+    for path in sorted([*PACKAGE_FOLDER.rglob("*.py"), *PACKAGE_FOLDER.rglob("*.toml")]):
         facts = path.stat()
         hashed.update(f"{path} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return hashed.hexdigest()

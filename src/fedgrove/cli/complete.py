@@ -43,9 +43,7 @@ def settings(ctx: typer.Context, incomplete: str) -> Completions:
     named = [typed.get("method"), *(typed.get("methods") or ()), *ctx.args]
     chosen = list(filter(known.settings.__contains__, named)) or known.settings
     # With any recipe: all have nearly the same fields.
-    recipe = typed.get("data")
-    if recipe not in known.recipes:
-        recipe = next(iter(known.recipes))
+    recipe = typed["data"] if typed.get("data") in known.recipes else next(iter(known.recipes))
     paths: dict[str, str] = {}
     for name in chosen:
         for path, text in known.settings_with(name, recipe):
@@ -56,9 +54,7 @@ def settings(ctx: typer.Context, incomplete: str) -> Completions:
 def runs(incomplete: str) -> Completions:
     """Complete run folders and sweeps: those under what was typed, else those under runs."""
     typed = Path(incomplete or "runs/")
-    place = typed.parent
-    if incomplete.endswith("/") or not incomplete:
-        place = typed
+    place = typed if incomplete.endswith("/") or not incomplete else typed.parent
     rows = []
     for path in sorted(place.glob("*/")):
         if (path / "summary.json").is_file():
@@ -71,8 +67,4 @@ def runs(incomplete: str) -> Completions:
 
 
 def _starting_with(rows: Iterable[tuple[str, str]], incomplete: str) -> Completions:
-    matching = []
-    for name, text in rows:
-        if name.startswith(incomplete):
-            matching.append((name, text))
-    return matching
+    return [(name, text) for name, text in rows if name.startswith(incomplete)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from ..options import OneRunOptions
@@ -13,7 +12,6 @@ from ..options.definition import Options, argument, option, option_class
 from ..options.groups import METHOD, TimeoutOption
 from ..report.terminal import show_status
 
-TEMPLATES = Path(__file__).parent / "templates"
 FOLDER = argument("A folder that is empty or does not exist yet.", "DIR")
 
 
@@ -48,7 +46,7 @@ def app_(options: AppOptions) -> None:
         "folder": written.folder,
         "has_flower": find_spec("flwr") is not None,
     }
-    print(render("app.txt", values, TEMPLATES), end="")
+    print(render("app.txt", values, near=__file__), end="")
 
 
 @option_class
@@ -85,7 +83,7 @@ def keys(options: KeysOptions) -> None:
         "port": 8000 if is_local else PORT,
         "is_local": is_local,
     }
-    print(render("keys.txt", values, TEMPLATES), end="")
+    print(render("keys.txt", values, near=__file__), end="")
 
 
 @option_class

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -60,10 +61,7 @@ def run_four_methods(options: RunOptions, is_plan: bool, as_json: bool) -> None:
         size = model_bytes(end.folder, net)
         if size is not None:
             sizes.setdefault(end.summary["method"], []).append(size)
-    mean_sizes = {}
-    for method, known in sizes.items():
-        mean_sizes[method] = sum(known) / len(known)
-    _show(summaries, mean_sizes, trained, as_json)
+    _show(summaries, {name: fmean(known) for name, known in sizes.items()}, trained, as_json)
     if trained.has_failures:
         raise typer.Exit(1)
 
@@ -121,9 +119,7 @@ def _show(
     from ..report.seed_averages import compare_methods, print_method_rows
     from ..report.terminal import print_text
 
-    rows = []
-    for name, summary in summaries.items():
-        rows.append({"run": str(trained.path / name), **summary})
+    rows = [{"run": str(trained.path / name), **each} for name, each in summaries.items()]
     if as_json:
         print(json.dumps(rows, indent=1))
     if not rows:
@@ -132,10 +128,8 @@ def _show(
     for row in rows:
         by_method.setdefault(row["method"], []).append(row)
     lines = compare_methods(by_method, sizes)
-    sentence = ""
     # A method of which every seed failed cannot be compared with.
-    if set(by_method) == set(METHODS):
-        sentence = describe_gain(by_method)
+    sentence = describe_gain(by_method) if set(by_method) == set(METHODS) else ""
     page = write_sweep_page(trained.path, trained, sentence)
     if as_json:
         return
@@ -149,24 +143,16 @@ def _show(
 
 def describe_gain(runs: Mapping[str, Sequence[Summary]]) -> str:
     """Return one sentence for the terminal: grove against fedavg, ca-afp and training alone."""
-
-    def mean(method: str, value: str) -> float:
-        return float(sum(run[value] for run in runs[method]) / len(runs[method]))
+    from ..report.tables import Scores
 
     def delivered(method: str) -> str:
         # Before fine-tuning: fine-tuning helps every method, and hides what federation gives.
-        scores: list[float] = []
-        for run in runs[method]:
-            shortest = next(iter(run["finetune"].values()))
-            metric = run.get("metric") or "accuracy"
-            scores.append(shortest[f"{metric}_mean"])
-        score = sum(scores) / len(scores)
-        if run.get("share", True):
-            return f"{100 * score:.1f} %"
-        return f"{metric} {score:.4g}"
+        shortest = (next(iter(run["finetune"].values())) for run in runs[method])
+        scores = list(map(Scores.from_summary, runs[method], shortest))
+        return scores[0].describe(fmean(each.mean or 0.0 for each in scores))
 
     def sent(method: str) -> float:
-        return mean(method, "bytes_up") + mean(method, "bytes_down")
+        return fmean(run["bytes_up"] + run["bytes_down"] for run in runs[method])
 
     sizes = {"/".join(map(str, run["group_sizes"])): None for run in runs["grove"]}
     share = 100 * sent("grove") / sent("fedavg")

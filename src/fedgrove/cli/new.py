@@ -33,6 +33,8 @@ class NewOptions(Options):
 
 def new(options: NewOptions) -> None:
     """Create a small project with its own data, net, method and test, ready to run."""
+    from ..report.page import render
+
     place = Path(options.folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(
@@ -45,11 +47,4 @@ def new(options: NewOptions) -> None:
             (place / name).write_bytes((texts / source).read_bytes())
     except OSError as error:
         raise InputError(f"{place} cannot be created: {error.strerror or error}.") from None
-    print(f"Created {place}. It is ready to run:")
-    print()
-    print(f"    cd {place}")
-    print("    python make_data.py    # six made-up users, until you have your own")
-    print("    python run.py          # your method, FedAvg and training alone")
-    print("    python -m pytest       # the tests")
-    print()
-    print("README.md explains what to change.")
+    print(render("new.txt", {"place": place}, near=__file__), end="")

@@ -56,11 +56,8 @@ def read_typed(options: Callable[..., OptionsT], name: str, typed: Mapping[str, 
 def typed_options(cls: type) -> list[Field]:
     """Return the options of a class that can be typed on the command line."""
     left_out = getattr(cls, "not_typed", ())
-    found = []
-    for field in options_of(cls).values():
-        if field.option.only != "python" and field.name not in left_out:
-            found.append(field)
-    return found
+    allowed = [each for each in options_of(cls).values() if each.option.only != "python"]
+    return [each for each in allowed if each.name not in left_out]
 
 
 def _parameter(field: Field) -> inspect.Parameter:
@@ -73,38 +70,18 @@ def _parameter(field: Field) -> inspect.Parameter:
         default = inspect.Parameter.empty
     else:
         kind = kind | None
+    details: Any = {
+        "metavar": field.option.metavar or None,
+        "show_default": False,
+        "autocompletion": getattr(complete, field.option.complete or "", None),
+    }
     if field.option.is_argument:
-        details = _argument(field)
+        described = typer.Argument(help=field.option.help, **details)
     else:
-        details = _option(field)
+        described = typer.Option(field.flag, help=field.describe(), **details)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, details],
+        annotation=Annotated[kind, described],
     )
-
-
-def _argument(field: Field) -> Any:
-    return typer.Argument(
-        metavar=field.option.metavar,
-        help=field.option.help,
-        show_default=False,
-        autocompletion=_completion(field),
-    )
-
-
-def _option(field: Field) -> Any:
-    return typer.Option(
-        field.flag,
-        help=field.describe(),
-        metavar=field.option.metavar or None,
-        show_default=False,
-        autocompletion=_completion(field),
-    )
-
-
-def _completion(field: Field) -> Any:
-    if field.option.complete:
-        return getattr(complete, field.option.complete)
-    return None

@@ -96,10 +96,7 @@ def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust
     if options.smoke:
         return _run_quickly(experiment, federations, options)
     method = options.given.get("method") or methods.name_of(experiment.method)
-    if options.out is None:
-        folder = _name_folder(experiment, method)
-    else:
-        folder = Path(options.out)
+    folder = _name_folder(experiment, method) if options.out is None else Path(options.out)
     if options.dry_run:
         return _print_plan(plan(experiment, folder, federations), options.json)
     result = api.train_experiment(experiment, folder, federations, options, options.progress)
@@ -153,9 +150,7 @@ def _run_quickly(
         print(json.dumps({"method": name, "works": True, "seconds": rounded}, indent=1))
         return
     print_pairs([(stage, f"{spent:.1f} s") for stage, spent in seconds.items()])
-    kept = "nothing was kept"
-    if options.out is not None:
-        kept = f"in {options.out}"
+    kept = "nothing was kept" if options.out is None else f"in {options.out}"
     print(f"{name} works: {small.rounds} rounds, {len(small.data.clients)} clients, {kept}.")
 
 
@@ -244,11 +239,8 @@ def find_unfinished(place: Path) -> Path:
 
 def find_runs(place: Path) -> list[Path]:
     """Find the run folders and sweeps in a folder that a command names."""
-    found = []
-    for path in sorted(place.glob("*")):
-        if (path / "config.toml").is_file() or (path / "sweep.json").is_file():
-            found.append(path)
-    return found
+    markers = [*place.glob("*/config.toml"), *place.glob("*/sweep.json")]
+    return sorted({path.parent for path in markers if path.is_file()})
 
 
 def _is_finished(path: Path) -> bool:
@@ -275,12 +267,7 @@ class CostCommand(JsonOption, CostOptions):
     # They do not change the cost; Python takes them, so that one call serves run and cost.
     not_typed = tuple(names_of(ExchangeOptions, ScoringOptions, EvaluateOption))
     methods: Any = field(
-        metadata=argument(
-            METHOD,
-            "METHOD...",
-            complete="methods",
-            is_repeated=True,
-        )
+        metadata=argument(METHOD, "METHOD...", complete="methods", is_repeated=True)
     )
 
 

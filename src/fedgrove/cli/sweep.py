@@ -48,9 +48,7 @@ def resume_sweep(
     from ..config import sweep as library
 
     experiments = library.experiments_of(out, trust)
-    total = 0
-    for experiment in experiments.values():
-        total += experiment.rounds or 0
+    total = sum(experiment.rounds or 0 for experiment in experiments.values())
     with open_engine(engine) as opened:
         train = partial(library.resume, out, engine=opened, data_dir=data_dir, trust=trust)
         ends = library.watched(Path(out), experiments, total, train, as_json)

@@ -61,27 +61,16 @@ class WatchOptions(Options):
 def watch(options: WatchOptions) -> None:
     """Show the progress of a run or a sweep until it ends; nothing in its folder is changed."""
     options.check()
-    check(
-        options.port is None or options.browser,
-        "port",
-        options.port,
-        "given together with --browser",
-    )
-    if options.run is None:
-        path = newest(Path("runs"))
-    else:
-        path = Path(options.run)
+    is_served = options.port is None or options.browser
+    check(is_served, "port", options.port, "given together with --browser")
+    path = newest(Path("runs")) if options.run is None else Path(options.run)
     try:
         with _fed(path, options.track) as following:
             if options.json:
-                print(
-                    json.dumps([asdict(status) for status in following.read_statuses()], indent=1)
-                )
+                print(json.dumps(list(map(asdict, following.read_statuses())), indent=1))
                 return
-            if options.browser:
-                statuses = _serve(following, options.port or 0)
-            else:
-                statuses = _show(following)
+            serve = options.browser
+            statuses = _serve(following, options.port or 0) if serve else _show(following)
     except KeyboardInterrupt:
         print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
         return
@@ -127,11 +116,11 @@ def _is_over(statuses: list[RunStatus]) -> bool:
 
 def _show(following: Following) -> list[RunStatus]:
     """Show how it goes until it is over."""
-    from ..report.progress import status_line, status_table
+    from ..report.progress import status_table
     from ..report.terminal import is_live_terminal
 
     if not is_live_terminal(sys.stdout):
-        return _say(following, status_line)
+        return _say(following)
     from rich.console import Console
     from rich.live import Live
 
@@ -145,9 +134,9 @@ def _show(following: Following) -> list[RunStatus]:
     return statuses
 
 
-def _say(following: Following, words: Callable[[RunStatus], str]) -> list[RunStatus]:
+def _say(following: Following) -> list[RunStatus]:
     """The same as lines, when something has changed and not too often."""
-    from ..report.progress import describe_sweep
+    from ..report.progress import describe_sweep, status_line
 
     said: dict[str, str] = {}
     said_at = 0.0
@@ -159,7 +148,7 @@ def _say(following: Following, words: Callable[[RunStatus], str]) -> list[RunSta
             for status in statuses:
                 # Runs of a sweep share the machine: the time left is shown for all together.
                 is_one = len(statuses) == 1
-                line = words(status if is_one else replace(status, left=None))
+                line = status_line(status if is_one else replace(status, left=None))
                 if said.get(status.path) != line:
                     said[status.path] = line
                     print(line, flush=True)

@@ -33,6 +33,7 @@ from ..data.sets import SETS
 from ..errors import InputError, check
 from ..nets.user_files import import_file, is_file_spec
 from ..options.definition import options_of
+from ..report.page import render
 from .enrolment import TIMES_USUAL, describe_client
 from .server import GRACE
 
@@ -46,6 +47,14 @@ TIMEOUT = 600
 
 A node that is connected and never answers would hold up the run for ever.
 """
+FILES = {
+    "pyproject.toml": "pyproject.toml.txt",
+    "README.md": "README.md.txt",
+    f"{PACKAGE}/__init__.py": "init.py.txt",
+    f"{PACKAGE}/server.py": "server.py.txt",
+    f"{PACKAGE}/client.py": "client.py.txt",
+}
+"""The files of every app, and their templates in the folder ``templates`` next to this file."""
 NOT_CARRIED = re.compile(r"^test_.*\.py$|_test\.py$")
 """Files that Flower leaves out of an app, whatever they are."""
 
@@ -84,28 +93,24 @@ def write_app(
     name = re.sub(r"[^a-z0-9-]+", "-", methods.name_of(experiment.method).lower()).strip("-")
     out = f"runs/{name}-{re.sub(r'[^A-Za-z0-9-]+', '-', federation.name).strip('-') or 'own'}"
     clients = len(federation.clients)
-    words = {
+    values = {
+        "name": name,
+        "version": __version__,
+        "package": PACKAGE,
         "out": out,
         "clients": clients,
-        # More than half: fewer would let a minority of the nodes decide what is usual.
-        "quorum": clients // 2 + 1,
         "grace": round(GRACE),
         "wait": WAIT,
         "timeout": timeout or TIMEOUT,
         "most_examples": TIMES_USUAL,
-        "keys": "",
+        "code": f'HERE / "{CODE}"' if own_files else "HERE",
+        **_describe_data(experiment, federation),
     }
-    code = "HERE"
-    if own_files:
-        code = f'HERE / "{CODE}"'
-    texts = {
-        "pyproject.toml": _pyproject(f"{name}-app", words),
-        "README.md": _readme(name, clients, out, _is_own(experiment)),
-        f"{PACKAGE}/__init__.py": f'"""{name} on Flower, written by fedgrove {__version__}."""\n',
-        f"{PACKAGE}/data.py": _data_file(experiment, federation),
-        f"{PACKAGE}/server.py": _SERVER.format(code=code),
-        f"{PACKAGE}/client.py": _CLIENT.format(package=PACKAGE, code=code),
-    }
+    texts = {}
+    for file, template in FILES.items():
+        texts[file] = render(template, values, near=__file__)
+    data_template = "own_data.py.txt" if _is_own(experiment) else "set_data.py.txt"
+    texts[f"{PACKAGE}/data.py"] = render(data_template, values, near=__file__)
     try:
         for file, text in texts.items():
             place = path / file
@@ -116,9 +121,7 @@ def write_app(
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, place)
         # After the user's files: it imports them from their new place.
-        home = path / PACKAGE
-        if own_files:
-            home = home / CODE
+        home = path / PACKAGE / CODE if own_files else path / PACKAGE
         config = _config(planned, home)
         (path / PACKAGE / "config.toml").write_text(config)
     except OSError as error:
@@ -239,206 +242,33 @@ def _is_own(experiment: Experiment) -> bool:
     return str(experiment.data).partition(":")[0] not in SETS
 
 
-def _data_file(experiment: Experiment, federation: Federation) -> str:
-    words: dict[str, Any] = {}
-    for word in DATA_NAMES:
-        value = getattr(experiment, word)
-        if word != "data" and value != options_of(Experiment)[word].default:
-            words[word] = value
-    words["seed"] = experiment.seed
-    if not _is_own(experiment):
+def _describe_data(experiment: Experiment, federation: Federation) -> dict[str, Any]:
+    """What data.py shows: options of :func:`fedgrove.data.load` and names, written as code."""
+    options: dict[str, Any] = {}
+    for name in DATA_NAMES:
+        value = getattr(experiment, name)
+        if name != "data" and value != options_of(Experiment)[name].default:
+            options[name] = value
+    options["seed"] = experiment.seed
+    is_own = _is_own(experiment)
+    if is_own:
+        options.setdefault("partition", federation.partition)
+    else:
         # Everybody deals the same set to as many clients, and takes its own part.
-        words["clients"] = len(federation.clients)
-        return _NAMED.format(name=experiment.data, words=_listed(words))
-    words.setdefault("partition", federation.partition)
-    return _OWN.format(
-        place=str(Path(str(experiment.data)).resolve()),
-        words=_listed(words),
-        labels=", ".join(f"{_quoted(label)}" for label in federation.labels),
-    )
-
-
-def _listed(words: dict[str, Any]) -> str:
-    lines = []
-    for word, value in words.items():
-        if isinstance(value, str):
-            text = _quoted(value)
-        else:
-            text = repr(value)
-        lines.append(f"        {word}={text},\n")
-    return "".join(lines)
-
-
-def _quoted(text: str) -> str:
-    """A text as code, in double quotes where they do."""
-    plain = repr(text)
-    # repr escapes what must be escaped; only a text without any of that may change its quotes.
-    if plain == f"'{text}'" and '"' not in text:
-        return f'"{text}"'
-    return plain
-
-
-_NAMED = '''"""Where a node's own data come from. This is the file to change."""
-
-from fedgrove import data
-
-
-def own_data(partition, node_config):
-    """The data of client number `partition`, from its own files: a fedgrove.data.Federation.
-
-    As it is written here, every node deals out the same data set and takes its own part, which is
-    good for a try. Data of your own: data.load("/folder/on/this/node", label=...), or
-    data.from_arrays(x, y). `node_config` is what the node was started with (--node-config).
-    """
-    return data.load(
-        "{name}",
-{words}        data_dir=node_config.get("data-dir"),
-    )
-'''
-
-_OWN = '''"""Where a node's own data come from. This is the file to change."""
-
-from fedgrove import data, deploy
-
-PLACE = "{place}"
-LABELS = [{labels}]
-
-
-def own_data(partition, node_config):
-    """The data of client number `partition`, from its own files: a fedgrove.data.Federation.
-
-    A node that has files of its own, and no other's, is started with the path of their folder:
-    --node-config "partition-id=0 data='/folder/on/this/node'". A folder with the files of all
-    clients will do for a try: each node takes the client with its number, in the order of names.
-    """
-    found = data.load(
-        node_config.get("data", PLACE),
-{words}    )
-    # On all nodes the same class must have the same number, also where a node never saw it.
-    return deploy.with_labels(found, LABELS)
-'''
-
-_SERVER = '''"""The server's half: it has no data."""
-
-import os
-from pathlib import Path
-
-from fedgrove import deploy
-
-HERE = Path(__file__).parent
-# Run folders are for the user of the server only.
-os.umask(0o077)
-
-app = deploy.server_app(HERE / "config.toml", code={code})
-'''
-
-_CLIENT = '''"""A node's half."""
-
-import os
-from pathlib import Path
-
-from fedgrove import deploy
-
-from {package}.data import own_data
-
-HERE = Path(__file__).parent
-# Personal models are for the user of this node only.
-os.umask(0o077)
-
-app = deploy.client_app(own_data, code={code})
-'''
-
-
-def _pyproject(name: str, words: dict[str, Any]) -> str:
-    document = {
-        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        "project": {
-            "name": name,
-            "version": "1.0.0",
-            "description": f"Written by fedgrove {__version__}.",
-            "dependencies": [f"fedgrove[flower]=={__version__}"],
-        },
-        "tool": {
-            "hatch": {"build": {"targets": {"wheel": {"packages": [PACKAGE]}}}},
-            "flwr": {
-                "app": {
-                    "publisher": "fedgrove",
-                    "components": {
-                        "serverapp": f"{PACKAGE}.server:app",
-                        "clientapp": f"{PACKAGE}.client:app",
-                    },
-                    "config": words,
-                }
-            },
-        },
+        options["clients"] = len(federation.clients)
+    return {
+        "is_own": is_own,
+        "data": _as_code(experiment.data),
+        "place": _as_code(str(Path(experiment.data).resolve())),
+        "labels": list(map(_as_code, federation.labels)),
+        "options": {name: _as_code(value) for name, value in options.items()},
     }
-    return tomli_w.dumps(document)
 
 
-def _readme(name: str, clients: int, out: str, is_own: bool) -> str:
-    return _README.format(name=name, clients=clients, out=out, own=_ELSEWHERE if is_own else "")
-
-
-_ELSEWHERE = """
-It reads the files that the app was written with. A node that has files of its own is told where:
-`--node-config "partition-id=0 data='/folder/on/this/node'"`.
-"""
-
-_README = """# {name} on Flower
-
-An app for {clients} clients. Every machine has fedgrove and Flower, the same version everywhere
-(`pip install 'fedgrove[flower]'`). The app itself goes to the server with `flwr run`, and from
-there to the nodes.
-
-- `fedgrove_app/data.py`: where a node's own data come from. **This is the file to change.**
-- `fedgrove_app/config.toml`: method, network, rounds, settings.
-- `pyproject.toml`, under `[tool.flwr.app.config]`: `out` (the run folder, on the server), `clients`
-  (how many nodes must take part), `wait` (seconds that they are waited for), `timeout` (seconds
-  after which a client that has not answered is lost; longer than a slow device trains).
-
-## A try on this machine, without TLS
-
-In one terminal, the server:
-
-```sh
-umask 077
-flower-superlink --insecure --disable-runtime-dependency-installation --database superlink.db
-```
-
-In another, for each client a node with its number and a port of its own (9100, 9101, ...):
-
-```sh
-flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9100 --node-config "partition-id=0"
-```
-{own}
-In a third, once: tell `flwr` where the server is, in `~/.flwr/config.toml`:
-
-```toml
-[superlink.try]
-address = "127.0.0.1:8000"
-insecure = true
-```
-
-Then, in this folder:
-
-```sh
-flwr run . try --stream
-```
-
-The run folder is `{out}`, where the server was started; `fedgrove compare {out}` shows it.
-To go on after the server was stopped, type the last command again. For another run:
-
-```sh
-flwr run . try --stream --run-config "out='{out}-2'"
-```
-
-## On real machines
-
-With TLS and a key for each node, so that nobody reads along and nobody else joins:
-
-```sh
-fedgrove keys keys --nodes {clients} --host fl.example.org
-```
-
-It prints the commands. More: docs/deploy.md of fedgrove.
-"""
+def _as_code(value: Any) -> str:
+    """A value as code; a text in double quotes where they do."""
+    plain = repr(value)
+    # repr escapes what must be escaped; only a text without any of that may change its quotes.
+    if plain == f"'{value}'" and '"' not in plain:
+        return f'"{value}"'
+    return plain

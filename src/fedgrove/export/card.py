@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -12,8 +11,6 @@ from .figures import Exported
 
 if TYPE_CHECKING:
     from .source import Source
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def card(source: Source, exported: Exported, standardised: bool) -> str:
@@ -36,4 +33,4 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
         "is_smaller": rows["shrunk"].params < rows["dense"].params,
         "known": known,
     }
-    return render("card.md", values, TEMPLATES)
+    return render("card.md", values, near=__file__)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from .charts import Chart
 
-TEMPLATES = Path(__file__).parent / "templates"
 COLOURS = 12
 """The number of colours of charts in style.css; the next series uses the first one again."""
 UNIT = re.compile(r"(\d) (%|[KMG]iB|k?B|m?s|min|h)(?!\w)")
@@ -110,9 +109,15 @@ def _begins_with(path: Path, mark: str) -> bool:
         return False
 
 
-def render(template: str, values: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
-    """Return a template of ``folder`` filled in with values, which are escaped in HTML."""
-    return _environment(folder).get_template(template).render(values)
+def render(template: str, values: Mapping[str, Any], near: str = __file__) -> str:
+    """Return a template filled in with values, which are escaped in HTML.
+
+    Args:
+        template: The file's name.
+        values: What it shows.
+        near: The module that has it in the folder ``templates`` next to it.
+    """
+    return _environment(Path(near).parent / "templates").get_template(template).render(values)
 
 
 @cache
