@@ -82,19 +82,11 @@ class OwnDataOptions:
     def special_columns(self) -> dict[str, str]:
         """Return the columns of a table that are not inputs, by the name of their option."""
         columns = {"label": self.label, "client": self.client, "time": self.time}
-        named = {}
-        for option, column in columns.items():
-            if column is not None:
-                named[option] = str(column)
-        return named
+        return {option: str(name) for option, name in columns.items() if name is not None}
 
     def list_given(self) -> list[str]:
         """Return the names of the options that were given."""
-        given = []
-        for name, value in vars(self).items():
-            if value is not None:
-                given.append(name)
-        return given
+        return [name for name, value in vars(self).items() if value is not None]
 
 
 @dataclass(frozen=True)
@@ -381,12 +373,6 @@ def _make_frame(arrays: ArrayData, options: OwnDataOptions) -> pd.DataFrame:
 
 def choose_defaults(shape: tuple[int, ...]) -> Defaults:
     """Return a data set's training defaults, with a network for the shape of its inputs."""
-    if len(shape) == 1:
-        net = "mlp"
-    elif len(shape) == 2:
-        net = "har-cnn"
-    elif shape[0] == 1:
-        net = "mnist-cnn"
-    else:
-        net = "lenet"
+    net_of_images = "mnist-cnn" if shape[0] == 1 else "lenet"
+    net = {1: "mlp", 2: "har-cnn"}.get(len(shape), net_of_images)
     return Defaults(net, cohort=10, rounds=20, epochs=3, batch=32, optimiser="Adam", lr=1e-3)

@@ -76,9 +76,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     Raises:
         InputError: The options do not fit the data set.
     """
-    kind = choices.split
-    if kind is None:
-        kind = "random" if dataset.block is None else "blocks"
+    kind = choices.split or ("random" if dataset.block is None else "blocks")
     if kind == "blocks" and dataset.block is None:
         raise InputError(f"{name} cannot be split by blocks: {dataset.refusal}. Use split random.")
     scenario = choices.parsed_scenario
@@ -204,10 +202,7 @@ def _assign_rows(name: str, dataset: Dataset, choices: Choices, kind: str) -> li
     size = np.bincount(dataset.block)
     label = splits.majority_label(dataset.block, dataset.y, len(size))
     assigned = partitions.assign_units(partition, label, size, clients, rng)
-    rows_of_clients = []
-    for blocks in assigned:
-        rows_of_clients.append(np.flatnonzero(np.isin(dataset.block, blocks)))
-    return rows_of_clients
+    return [np.flatnonzero(np.isin(dataset.block, blocks)) for blocks in assigned]
 
 
 def _assign_by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
@@ -225,10 +220,7 @@ def _assign_by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]
     check(clients <= len(users), "clients", clients, allowed)
     drawn = numpy_rng(choices.seed, "users").permutation(users)[:clients]
     # Clients are in the order of the users' numbers, whatever order they were drawn in.
-    rows_of_users = []
-    for user in np.sort(drawn):
-        rows_of_users.append(np.flatnonzero(dataset.user == user))
-    return rows_of_users
+    return [np.flatnonzero(dataset.user == user) for user in np.sort(drawn)]
 
 
 # ---- one client ----------------------------------------------------------------------------------
@@ -282,9 +274,7 @@ def _find_kind(dataset: Dataset, part: splits.SplitRows) -> str:
     if dataset.kinds is None:
         return ""
     found = np.unique(dataset.kinds[np.concatenate([part.train, part.test])])
-    if len(found) > 1:
-        return ""
-    return str(found[0])
+    return str(found[0]) if len(found) == 1 else ""
 
 
 def _find_name(dataset: Dataset, choices: Choices, rows: Ints) -> str:
@@ -337,11 +327,8 @@ def _find_problem(
 def _note_left_out(left_out: Sequence[str]) -> list[str]:
     if not left_out:
         return []
-    names = []
-    for name in left_out:
-        if name:
-            names.append(name)
-    listed = f": {', '.join(names)}" if names else ""
+    names = ", ".join(filter(None, left_out))
+    listed = f": {names}" if names else ""
     return [f"{len(left_out)} clients with too little data left out{listed}"]
 
 

@@ -220,10 +220,8 @@ class CheckedClient:
                 f"{what} has y of shape {tuple(part.y.shape)}; the first client has "
                 f"{('n', *self.columns)}, and all clients must have the same."
             )
-        x = part.x
-        if x.dtype == torch.float64:
-            # NumPy makes float64; networks have float32.
-            x = x.float()
+        # NumPy makes float64; networks have float32.
+        x = part.x.float() if part.x.dtype == torch.float64 else part.x
         return Examples(x, self._check_targets(what, part.y))
 
     def _check_targets(self, what: str, y: Tensor) -> Tensor:

@@ -252,10 +252,7 @@ def make_forecast(windows: Dataset, ahead: int, channels: Sequence[str]) -> Data
     >>> made.labels
     ('x +1', 'x +2', 'y +1', 'y +2')
     """
-    labels = []
-    for channel in channels:
-        for step in range(1, ahead + 1):
-            labels.append(f"{channel} +{step}")
+    labels = [f"{channel} +{step}" for channel in channels for step in range(1, ahead + 1)]
     return replace(
         windows,
         x=windows.x[:, :, :-ahead],

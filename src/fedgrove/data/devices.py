@@ -203,10 +203,7 @@ def _number_keys(
 
 
 def _check_has_clients(file: str, lines: Collection[int | str], clients: int) -> None:
-    missing = []
-    for client in range(clients):
-        if client not in lines:
-            missing.append(str(client))
+    missing = [str(client) for client in range(clients) if client not in lines]
     if missing:
         raise InputError(
             f"{file} has no line for client {list_some(missing)}, and there are "
@@ -248,17 +245,16 @@ def read_devices(profile: str | None = None, trace: str | None = None) -> Device
         raise InputError(
             f"--profile is {profile} and {next(iter(profiles))} is a profile too; give one of them."
         )
-    devices = Devices(trace_is_known=not is_named and not profiles)
-    if is_named:
-        devices = replace(devices, name=str(profile))
+    devices = Devices(
+        name=str(profile) if is_named else "uniform",
+        trace_is_known=not is_named and not profiles,
+        files={path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths},
+    )
     for path, frame in profiles.items():
         devices = replace(devices, lines=_read_profile(path, frame), profile_file=path)
     for path, frame in traces.items():
         devices = replace(devices, trace=_read_trace(path, frame), trace_file=path)
-    files = {}
-    for path in (*profiles, *traces):
-        files[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return replace(devices, files=files)
+    return devices
 
 
 def _read_file(path: str) -> pd.DataFrame:

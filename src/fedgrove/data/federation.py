@@ -90,10 +90,8 @@ class ClientData:
         if self.info.task:
             return
         for part in (self.train, self.validation, self.test):
-            present = part.y
-            if part.y.dim() > 1:
-                # Several labels: those that any example has.
-                present = (part.y > 0).any(0).nonzero().flatten()
+            # Of several labels those that any example has.
+            present = part.y if part.y.dim() == 1 else (part.y > 0).any(0).nonzero().flatten()
             others = set(present.tolist()) - set(self.labels)
             if others:
                 raise InputError(
@@ -450,9 +448,7 @@ class CastClient:
 
 def _cast(client: ClientData, dtype: torch.dtype) -> ClientData:
     def cast(part: Examples) -> Examples:
-        y = part.y
-        if y.is_floating_point():
-            y = y.to(dtype)
+        y = part.y.to(dtype) if part.y.is_floating_point() else part.y
         return Examples(part.x.to(dtype), y)
 
     return client.map_parts(cast)

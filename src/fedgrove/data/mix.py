@@ -119,12 +119,8 @@ def _check_can_mix(name: str, federation: Federation) -> None:
 
 def _join_options(federations: Mapping[str, Federation], option: str) -> str:
     """Return an option that all federations share, or one for each, as ``--data a+b`` takes it."""
-    values = []
-    for federation in federations.values():
-        values.append(str(getattr(federation, option)))
-    if len(set(values)) == 1:
-        return values[0]
-    return SEPARATOR.join(values)
+    values = [str(getattr(federation, option)) for federation in federations.values()]
+    return values[0] if len(set(values)) == 1 else SEPARATOR.join(values)
 
 
 # ---- outputs and targets -------------------------------------------------------------------------
@@ -170,11 +166,8 @@ def _count_columns(federation: Federation) -> int:
 
 def _find_common_columns(federations: Mapping[str, Federation]) -> int | None:
     """Return the number of columns that targets of all tasks get; None if they stay as they are."""
-    columns = set()
-    types = set()
-    for federation in federations.values():
-        columns.add(_count_columns(federation))
-        types.add(_first_targets(federation).dtype)
+    columns = set(map(_count_columns, federations.values()))
+    types = {_first_targets(federation).dtype for federation in federations.values()}
     if len(columns) == 1 and len(types) == 1:
         return None
     # A class needs one column too.
@@ -304,10 +297,7 @@ def divide_clients(clients: int | None, tasks: Sequence[str]) -> list[int | None
         return [None] * len(tasks)
     count = len(tasks)
     check(clients >= count, "clients", clients, f"at least {count}, one for each data set")
-    counts: list[int | None] = []
-    for position in range(count):
-        counts.append(clients // count + (position < clients % count))
-    return counts
+    return [clients // count + (position < clients % count) for position in range(count)]
 
 
 def mix_by_name(

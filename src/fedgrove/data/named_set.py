@@ -184,10 +184,7 @@ def _list_built_in() -> str:
     # Imported here because the modules of the sets import this one.
     from .sets import SETS
 
-    names = []
-    for name, named_set in SETS.items():
-        if not named_set.needs_files:
-            names.append(name)
+    names = [name for name, named_set in SETS.items() if not named_set.needs_files]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -200,9 +197,7 @@ def find_files(
     """
     for place in places:
         for file_format in formats:
-            paths = []
-            for file in file_format.files:
-                paths.append(_plain_or_gzipped(place / file))
+            paths = [_plain_or_gzipped(place / file) for file in file_format.files]
             if all(path.exists() for path in paths):
                 return paths, file_format
     return None
@@ -212,12 +207,10 @@ def _describe_incomplete(places: Sequence[Path], formats: Sequence[FileFormat]) 
     """Return which files of an incomplete set are missing, as the end of a sentence."""
     for place in places:
         for file_format in formats:
-            missing = []
-            for file in file_format.files:
-                if not _plain_or_gzipped(place / file).exists():
-                    missing.append(f"'{file}'")
-            if len(missing) < len(file_format.files):
-                return f", where of {len(file_format.files)} files {', '.join(missing)} is missing"
+            files = file_format.files
+            missing = [f"'{x}'" for x in files if not _plain_or_gzipped(place / x).exists()]
+            if len(missing) < len(files):
+                return f", where of {len(files)} files {', '.join(missing)} is missing"
     return ""
 
 
@@ -253,9 +246,7 @@ def _download(name: str, named_set: NamedSet, places: Sequence[Path]) -> None:
         # Network, TLS, checksum or disk, from any of the libraries below pooch: whatever went
         # wrong, the user needs the same advice.
         except Exception as error:
-            reason = type(error).__name__
-            if str(error):
-                reason = str(error).splitlines()[0][:160]
+            reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             raise MissingError(
                 f"{name} is neither in {_list_folders(places)} nor could it be downloaded from "
                 f"{download.url} ({reason}). {_advise(named_set)}."
@@ -310,19 +301,17 @@ def _write(target: Path, fresh: Arrays) -> None:
 # ---- npz files -----------------------------------------------------------------------------------
 
 
-def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
+def read_npz(path: Path, names: Sequence[str] = ()) -> Arrays:
     """Read all arrays of a data set's npz file.
 
     Args:
         path: The file.
         names: Arrays that it must have.
-        source: How messages call the file; by default its path.
 
     Raises:
         InputError: It cannot be read, holds pickled objects (loading one can run code), or lacks
             an array.
     """
-    source = source or str(path)
     try:
         # Opened here: numpy leaves a file that it cannot read open.
         with path.open("rb") as file:
@@ -341,15 +330,12 @@ def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
             f"'{path}' cannot be read as npz ({error}); "
             f"write it with numpy.savez from plain number or text arrays."
         ) from error
-    missing = []
-    for name in names:
-        if name not in contents:
-            missing.append(name)
+    missing = [name for name in names if name not in contents]
     if missing:
         present = ", ".join(sorted(contents)) or "none"
         what = "it" if len(missing) == 1 else "them"
         raise InputError(
-            f"'{source}' has no array {', '.join(missing)} (it has {present}); "
+            f"'{path}' has no array {', '.join(missing)} (it has {present}); "
             f"add {what} and save the file again."
         )
     return contents

@@ -136,10 +136,7 @@ def assign_units(
         is_assigned = owner >= 0
         owned = np.bincount(owner[is_assigned], weights=size[is_assigned], minlength=clients)
         if owned.min() >= min(least, reachable):
-            rows_of_clients = []
-            for client in range(clients):
-                rows_of_clients.append(np.flatnonzero(owner == client))
-            return rows_of_clients
+            return [np.flatnonzero(owner == client) for client in range(clients)]
     advice = "use fewer clients"
     if partition.kind == "dirichlet":
         advice += ", or a larger ALPHA"

@@ -122,9 +122,7 @@ class Preparation:
         assert self.mean is not None
         if self.shape is not None:
             return x.ndim - len(self.shape)
-        axis = 0
-        if x.ndim > 1 and x.shape[1] == len(self.mean):
-            axis = 1
+        axis = 1 if x.ndim > 1 and x.shape[1] == len(self.mean) else 0
         allowed = f"with {len(self.mean)} channels on the first axis, or the second of several"
         is_there = x.ndim > axis and x.shape[axis] == len(self.mean)
         check(is_there, "the shape of the input", x.shape, allowed)

@@ -82,10 +82,7 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
     else:
         name, contents = _read_object(data, options)
     tables = [content for _, content in contents if isinstance(content, InputTable)]
-    arrays = []
-    for client, content in contents:
-        if isinstance(content, ArrayData):
-            arrays.append((client, content))
+    arrays = [(client, each) for client, each in contents if isinstance(each, ArrayData)]
     if tables and arrays:
         raise InputError(
             f"data has tables ({tables[0].source}) and arrays ({arrays[0][1].source}); give one or "
@@ -189,10 +186,7 @@ def _read_file(path: Path, folder: Path, client: str, options: OwnDataOptions) -
         if suffix == ".parquet":
             return InputTable(source, _read_parquet(path, source), client)
         # As texts: the names of clients stay as they are written, and large labels exact.
-        texts = []
-        for name in (options.label, options.client):
-            if isinstance(name, str):
-                texts.append(name)
+        texts = [name for name in (options.label, options.client) if isinstance(name, str)]
         return InputTable(source, read_csv(path, source, texts), client)
     except OSError as error:
         raise InputError(f"{source} cannot be read ({error.strerror or error}).") from None
@@ -258,10 +252,7 @@ def read_csv(path: Path, source: str, text_columns: Sequence[str] | None = None)
         _check_header(names, source)
         types: Any = str
         if text_columns is not None:
-            types = {}
-            for i, name in enumerate(names):
-                if name in text_columns:
-                    types[i] = str
+            types = {i: str for i, name in enumerate(names) if name in text_columns}
         try:
             frame = _parse_csv(path, separator, len(names), types)
         except (pd.errors.ParserError, pd.errors.ParserWarning):
@@ -429,10 +420,7 @@ def _read_mapping(data: Mapping[str, Any], options: OwnDataOptions, source: str)
 
 
 def _select(data: Mapping[str, Any], names: Sequence[str], source: str) -> list[Any]:
-    missing = []
-    for name in names:
-        if name not in data:
-            missing.append(name)
+    missing = [name for name in names if name not in data]
     if missing:
         present = ", ".join(sorted(map(str, data))) or "none"
         what = "it" if len(missing) == 1 else "them"
@@ -493,9 +481,7 @@ def _read_torch_dataset(data: TorchDataset[Any], options: OwnDataOptions, source
     if isinstance(data, TensorDataset):
         parts: Any = data.tensors
     else:
-        items = []
-        for i in range(len(data)):
-            items.append(_read_item(data[i], options, source))
+        items = [_read_item(data[i], options, source) for i in range(len(data))]
         try:
             parts = default_collate(items)
         except (RuntimeError, TypeError) as error:
@@ -551,28 +537,17 @@ def _read_hugging_face(data: Any, options: OwnDataOptions, source: str) -> Conte
             f"label is {given}, and {source} has the columns {', '.join(names)}; say which one is "
             "to be predicted."
         )
-    special = []
-    for name in (label, options.client, options.time):
-        if name in names:
-            special.append(name)
-    inputs = []
-    for name in names:
-        if name not in special:
-            inputs.append(name)
+    special = [name for name in (label, options.client, options.time) if name in names]
+    inputs = [name for name in names if name not in special]
     if isinstance(options.channels, tuple):
         inputs = list(options.channels)
-        missing = []
-        for name in inputs:
-            if name not in names:
-                missing.append(name)
+        missing = [name for name in inputs if name not in names]
         if missing:
             raise InputError(
                 f"channels names {', '.join(missing)}, and {source} has {', '.join(names)}."
             )
     rows = data.with_format("numpy")
-    columns = {}
-    for name in (*inputs, *special):
-        columns[name] = np.asarray(rows[name][:])
+    columns = {name: np.asarray(rows[name][:]) for name in (*inputs, *special)}
     classes = getattr(data.features[label], "names", None)
     if classes is not None and bool((columns[label] >= 0).all()):
         columns[label] = np.asarray(classes)[columns[label]]
@@ -586,16 +561,12 @@ def _read_hugging_face(data: Any, options: OwnDataOptions, source: str) -> Conte
             f"the inputs of {source} are columns of different shapes ({list_some(listed)}); name "
             "the one, or the series of one length, that are inputs (channels)."
         )
-    x = arrays[0]
-    if len(arrays) > 1:
-        # Each series is a channel.
-        x = np.stack(arrays, axis=1)
+    # Each of several series is a channel.
+    x = np.stack(arrays, axis=1) if len(arrays) > 1 else arrays[0]
     if type(data.features[inputs[0]]).__name__ == "Image":
         # Grey images have no axis of channels, others have it last.
         x = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1)
-    owner = options.client
-    if isinstance(owner, str):
-        owner = columns.get(owner)
+    owner = columns.get(options.client) if isinstance(options.client, str) else options.client
     return _read_parts((x, columns[label]), owner, source)
 
 
@@ -609,7 +580,4 @@ def _read_partitions(data: Any) -> dict[str, Any]:
             "first: partitioner.dataset = ..."
         ) from None
     natural = getattr(data, "partition_id_to_natural_id", {})
-    clients = {}
-    for number, part in enumerate(parts):
-        clients[str(natural.get(number, number))] = part
-    return clients
+    return {str(natural.get(number, number)): part for number, part in enumerate(parts)}

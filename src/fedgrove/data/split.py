@@ -59,17 +59,13 @@ def split(
     """
     # One generator per client: the draws of a client do not depend on how many others there are.
     rngs = [numpy_rng(seed, "split", client) for client in range(len(owned))]
-    splits = []
+    clients = list(zip(owned, rngs, strict=True))
     if kind == "random":
-        for rows, rng in zip(owned, rngs, strict=True):
-            splits.append(_split_rows(dataset.y, rows, rng, validation))
-        return splits
+        return [_split_rows(dataset.y, rows, rng, validation) for rows, rng in clients]
 
     # The held-out parts of all clients come first: clients may share a recording, so what a client
     # trains on must not overlap the held-out windows of another either.
-    tests = []
-    for rows, rng in zip(owned, rngs, strict=True):
-        tests.append(_draw_blocks(dataset, rows, TEST, rng))
+    tests = [_draw_blocks(dataset, rows, TEST, rng) for rows, rng in clients]
     all_tests = _join(tests)
     rests = []
     validations = []
@@ -78,6 +74,7 @@ def split(
         rests.append(rest)
         validations.append(_draw_validation_blocks(dataset, rest, validation, rng))
     all_validations = _join(validations)
+    splits = []
     for rest, held_out, test in zip(rests, validations, tests, strict=True):
         train = _drop_overlaps(dataset, np.setdiff1d(rest, held_out), all_validations)
         splits.append(SplitRows(train, np.sort(held_out), np.sort(test)))
@@ -96,10 +93,8 @@ def _split_rows(y: Ints, rows: Ints, rng: np.random.Generator, share: float) -> 
     """Hold out single rows: the first of every class after a shuffle."""
     # Sorted first, so that the draw depends on which rows a client has, not on their order.
     rows = rng.permutation(np.sort(rows))
-    test_quota = {}
-    for label, n in _count_labels(y, rows).items():
-        test_quota[label] = test_size(n, TEST)
-    test = _take_first(y, rows, test_quota)
+    quota = {label: test_size(n, TEST) for label, n in _count_labels(y, rows).items()}
+    test = _take_first(y, rows, quota)
     rest = rows[~np.isin(rows, test)]
     validation = rest[:0]
     if share > 0:
@@ -166,9 +161,8 @@ def _draw_blocks(dataset: Dataset, rows: Ints, share: float, rng: np.random.Gene
     assert dataset.block is not None
     blocks, block, size = np.unique(dataset.block[rows], return_inverse=True, return_counts=True)
     label = majority_label(block, dataset.y[rows], len(blocks))
-    chosen = []
-    for c in np.unique(label):
-        chosen.append(_draw_about(share, np.flatnonzero(label == c), size, rng))
+    labels = np.unique(label)
+    chosen = [_draw_about(share, np.flatnonzero(label == c), size, rng) for c in labels]
     return rows[np.isin(block, _join(chosen))]
 
 

@@ -174,14 +174,8 @@ def _find_channels(
             check(options.channels == len(channels), "channels", options.channels, allowed)
     expected = dict.fromkeys([*channels, *special])
     for table in tables:
-        missing = []
-        for name in expected:
-            if name not in table.frame:
-                missing.append(name)
-        others = []
-        for name in table.frame:
-            if name not in expected:
-                others.append(name)
+        missing = [name for name in expected if name not in table.frame]
+        others = [name for name in table.frame if name not in expected]
         if missing and others:
             refusals.add(
                 f"{table.place} has no column {_quote(missing)}, and has {_quote(others)} instead."
@@ -267,10 +261,8 @@ def _show(cell: Any) -> str:
     """Return a cell for a message, cut if it is long; empty cells are ''."""
     text = " ".join(str(cell).split())
     if text == "nan":
-        text = ""
-    if len(text) > 40:
-        text = f"{text[:40]}..."
-    return f"'{text}'"
+        return "''"
+    return f"'{text}'" if len(text) <= 40 else f"'{text[:40]}...'"
 
 
 def _read_signal(table: InputTable, channels: Sequence[str], refusals: Refusals) -> Floats:
@@ -605,13 +597,9 @@ def _note_similar_classes(classes: Sequence[str]) -> tuple[str, ...]:
     similar: dict[str, list[str]] = {}
     for name in classes:
         similar.setdefault("".join(name.lower().split()), []).append(f"'{name}'")
-    pairs = []
-    for names in similar.values():
-        if len(names) > 1:
-            pairs.append(" and ".join(names))
-    if not pairs:
+    listed = "; ".join(" and ".join(names) for names in similar.values() if len(names) > 1)
+    if not listed:
         return ()
-    listed = "; ".join(pairs)
     return (f"classes that differ only by capitals or blanks are different classes: {listed}",)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -357,10 +358,8 @@ def _check_certificates(folder: Path) -> Iterator[Check]:
 
 def _check_modes(folder: Path, programs: Sequence[Program]) -> Iterator[Check]:
     """Check that only the user can read keys, databases, run folders and nodes' homes."""
-    secret = [folder, *folder.glob("*.key")]
-    for path in sorted(folder.iterdir()):
-        if path.with_name(f"{path.name}.pub").is_file():
-            secret.append(path)
+    node_keys = sorted(path.with_suffix("") for path in folder.glob("*.pub"))
+    secret = [folder, *folder.glob("*.key"), *filter(Path.is_file, node_keys)]
     yield _check_mode("keys", secret)
     databases: list[Path] = []
     runs: list[Path] = []
@@ -383,12 +382,9 @@ def _check_modes(folder: Path, programs: Sequence[Program]) -> Iterator[Check]:
 
 def _find_runs(top: Path) -> list[Path]:
     """Find run folders below the folder in which a SuperLink was started."""
-    found = []
-    for depth in range(DEPTH + 1):
-        for config in top.glob("*/" * depth + "config.toml"):
-            if (config.parent / "checksums.txt").is_file():
-                found.append(config.parent)
-    return sorted(found)
+    configs = chain.from_iterable(top.glob("*/" * n + "config.toml") for n in range(DEPTH + 1))
+    folders = sorted(config.parent for config in configs)
+    return [folder for folder in folders if (folder / "checksums.txt").is_file()]
 
 
 def _find_homes(program: Program) -> list[Path]:
@@ -402,10 +398,8 @@ def _find_homes(program: Program) -> list[Path]:
 
 def _check_mode(name: str, paths: Sequence[Path]) -> Check:
     """Check that group and others have no rights."""
-    open_paths = []
-    for path in paths:
-        if path.exists() and stat.S_IMODE(path.stat().st_mode) & PRIVATE:
-            open_paths.append(path)
+    present = filter(Path.exists, paths)
+    open_paths = [path for path in present if stat.S_IMODE(path.stat().st_mode) & PRIVATE]
     if not paths:
         return Check(f"permissions: {name}", True, "none found")
     if not open_paths:

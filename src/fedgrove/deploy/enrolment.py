@@ -71,9 +71,7 @@ def describe_client(federation: Federation, partition: int) -> Head:
         InputError: The targets cannot be described over a network.
     """
     data = federation.client(partition)
-    labels = None
-    if data.labels is not None:
-        labels = list(data.labels)
+    labels = None if data.labels is None else list(data.labels)
     return {
         "version": __version__,
         "partition": partition,
@@ -296,9 +294,7 @@ def read_enrolment(said: Head) -> EnrolledClient:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "its answer"
-        given = ""
-        if first["loc"]:
-            given = f" is {clean_text(shown(first['input']), 100)}"
+        given = f" is {clean_text(shown(first['input']), 100)}" if first["loc"] else ""
         allowed = first["msg"].removeprefix("Value error, ").replace("Input should", "it must")
         sentence = f"{who} cannot enrol: {field}{given}; {allowed}; correct its own_data."
         raise InputError(clean_text(sentence)) from None
@@ -383,9 +379,7 @@ def describe_clock(node: EnrolledClient, asked: float, answered: float) -> str:
     behind = asked - node.time
     if max(ahead, behind) <= CLOCKS:
         return ""
-    which = f"{ahead:.0f} s ahead of"
-    if behind > ahead:
-        which = f"{behind:.0f} s behind"
+    which = f"{behind:.0f} s behind" if behind > ahead else f"{ahead:.0f} s ahead of"
     return (
         f"the clock of client {node.partition} is {which} the server's; set it, for instance with "
         "NTP, because Flower drops messages by their time."
@@ -469,9 +463,7 @@ def name_run(config: str) -> str:
 
 def describe_half(run: Run, config: str) -> Head:
     """Return a summary of the run that server or node has built, to compare both."""
-    leaves = {}
-    for name, leaf in run.params.items():
-        leaves[name] = list(leaf.shape)
+    leaves = {name: list(leaf.shape) for name, leaf in run.params.items()}
     # A sum, and not a hash: weights may differ in the last digits between processors.
     total = math.fsum(float(leaf.double().abs().sum()) for leaf in run.params.values())
     method = tomllib.loads(config).get("method", {})

@@ -105,10 +105,7 @@ def _checked(host: str) -> str:
 
 def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
     files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt", DECLARED)]
-    present = []
-    for file in files:
-        if file.exists():
-            present.append(file)
+    present = list(filter(Path.exists, files))
     names = tuple(f"node-{number}" for number in range(nodes))
     taken = [path / name for name in names if (path / name).exists()]
     if present:
@@ -175,10 +172,8 @@ def _certificate(subject: Any, issuer: Any, key: Any, is_ca: bool) -> Any:
     from cryptography import x509
 
     now = datetime.now(UTC)
-    path_length = None
-    if is_ca:
-        # No further authority below it: a stolen certificate cannot issue others.
-        path_length = 0
+    # No further authority below it: a stolen certificate cannot issue others.
+    path_length = 0 if is_ca else None
     usage = x509.KeyUsage(
         # The authority may only sign certificates, the server only prove who it is.
         digital_signature=not is_ca,

@@ -51,11 +51,7 @@ def client_app(
         code: The folder with the files of your own method or net; by default the current folder.
     """
     show_log()
-    if home is not None:
-        home = str(home)
-    if code is not None:
-        code = str(code)
-    node = Node(data, home, code)
+    node = Node(data, None if home is None else str(home), None if code is None else str(code))
     return messages.client_app(node.answer_question, node.do_task)
 
 
@@ -134,10 +130,7 @@ class Node:
         if not name.isalnum():
             raise InputError(f"{name!r} is no name of a run.")
         given = node_config.get("home", self.home) or os.environ.get("FEDGROVE_HOME")
-        if given:
-            home = Path(str(given))
-        else:
-            home = Path.home() / ".fedgrove"
+        home = Path(str(given)) if given else Path.home() / ".fedgrove"
         return home / f"client-{partition:05d}" / name
 
     def _run(
@@ -237,10 +230,7 @@ def with_labels(federation: Federation, labels: Sequence[str]) -> Federation:
     known = tuple(map(str, labels))
     if federation.labels == known:
         return federation
-    others = []
-    for label in federation.labels:
-        if label not in known:
-            others.append(label)
+    others = [label for label in federation.labels if label not in known]
     if federation.problem != CLASSES or others:
         named = ", ".join(others or federation.labels)
         raise InputError(
@@ -249,21 +239,17 @@ def with_labels(federation: Federation, labels: Sequence[str]) -> Federation:
         )
     number = torch.tensor([known.index(label) for label in federation.labels])
     preparation = replace(federation.preparation, labels=known)
-    clients = {}
-    for k, client in federation.clients.items():
-        clients[k] = _renumber(client, number, known)
+    clients = {k: _renumber(client, number, known) for k, client in federation.clients.items()}
     return replace(
         federation, clients=clients, classes=len(known), labels=known, preparation=preparation
     )
 
 
 def _renumber(client: ClientData, number: Tensor, labels: tuple[str, ...]) -> ClientData:
-    parts = {}
-    for name in ("train", "validation", "test"):
-        part = getattr(client, name)
-        parts[name] = replace(part, y=number[part.y])
     own = None if client.labels is None else tuple(int(number[label]) for label in client.labels)
     preparation = client.preparation
     if preparation is not None:
         preparation = replace(preparation, labels=labels)
-    return replace(client, **parts, labels=own, preparation=preparation)
+    # The labels first, which are checked against the targets.
+    client = replace(client, labels=None, preparation=preparation)
+    return replace(client.map_parts(lambda part: replace(part, y=number[part.y])), labels=own)

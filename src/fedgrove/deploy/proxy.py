@@ -167,9 +167,7 @@ def _describe_clock(age: float) -> str:
     """Return a sentence if a SuperLink refuses a request that was signed so long ago; else ""."""
     if -MOST_AHEAD < age < MOST_BEHIND:
         return ""
-    which = "behind"
-    if age < 0:
-        which = "ahead of"
+    which = "ahead of" if age < 0 else "behind"
     return f"the clock of this node is {abs(age):.0f} s {which} the server's; set it, as with NTP"
 
 

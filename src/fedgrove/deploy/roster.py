@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from .. import __version__
@@ -163,11 +164,8 @@ class Roster:
 
     def _find_absent(self) -> set[int]:
         """Return the partitions of clients of the run that have not enrolled."""
-        absent: set[int] = set()
-        for partition in range(self._clients):
-            if len(self._node_of) + len(absent) < self._clients and partition not in self._node_of:
-                absent.add(partition)
-        return absent
+        free = (k for k in range(self._clients) if k not in self._node_of)
+        return set(islice(free, max(0, self._clients - len(self._node_of))))
 
     def join(self, run: Run, config: str) -> None:
         """Let every enrolled node build its side of the run, and wait until they have answered.
@@ -200,9 +198,7 @@ class Roster:
         return EngineError(sentence)
 
     def _too_few(self, needed: int, wait: float | None = None) -> str:
-        waited = ""
-        if wait is not None:
-            waited = f" within {wait:g} s"
+        waited = "" if wait is None else f" within {wait:g} s"
         takes_part = self._joined if self._config else self._node_of
         sentence = f"{len(takes_part)} of {needed} clients take part{waited}."
         if self.refused:

@@ -175,10 +175,7 @@ def _serve(
     timeout: float | None,
     watch: Watch | None,
 ) -> Result:
-    if isinstance(config, Experiment):
-        experiment = config
-    else:
-        experiment = _read(config)
+    experiment = config if isinstance(config, Experiment) else _read(config)
     _check_cohort(experiment, config, clients)
     federation = roster.enrol(wait)
     experiment = drop_data_options(experiment, federation)
@@ -198,9 +195,7 @@ def _serve(
         absence=roster.explain_absence,
     )
     if is_begun:
-        net = None
-        if not isinstance(experiment.net, str | None):
-            net = experiment.net
+        net = None if isinstance(experiment.net, str) else experiment.net
         return api.resume(
             path,
             engine=engine,

@@ -60,10 +60,8 @@ class ExportRequest:
         if self.to not in FORMATS:
             raise unknown("format", self.to, FORMATS)
         check(self.align >= 1, "align", self.align, "1 (as pruned) or more, as 16")
-        missing = []
-        for name in self.format.NEEDS:
-            if importlib.util.find_spec(name) is None:
-                missing.append(name)
+        needs = self.format.NEEDS
+        missing = [name for name in needs if importlib.util.find_spec(name) is None]
         if missing:
             raise InputError(
                 f"a file for {self.to} needs {', '.join(missing)}, not installed here; "

@@ -130,10 +130,8 @@ def export_client(
     # Nothing goes into ``folder`` before the file is known to agree with torch.
     with tempfile.TemporaryDirectory() as scratch:
         exported = replace(_write_and_measure(subject, options, Path(scratch)), folder=folder)
-        contents: dict[str, bytes] = {}
-        for row in exported.rows:
-            if row.file:
-                contents[row.file] = (Path(scratch) / row.file).read_bytes()
+        names = [row.file for row in exported.rows if row.file]
+        contents = {name: (Path(scratch) / name).read_bytes() for name in names}
     contents[exported.card] = card(source, exported, options.standardised).encode()
     _commit(folder, contents)
     return exported
@@ -155,9 +153,7 @@ def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
         for path in new_folders:
             if path.is_dir():
                 path.rmdir()
-        reason = str(error)
-        if isinstance(error, OSError):
-            reason = f"{error.strerror or error}."
+        reason = f"{error.strerror or error}." if isinstance(error, OSError) else str(error)
         raise InputError(f"{folder} cannot be written to: {reason} Give another --out.") from None
 
 
@@ -187,24 +183,17 @@ class _Subject:
 
 def _subject(source: Source, client: int, options: ExportRequest) -> _Subject:
     tree = source.tree(client)
-    check(
-        len(source.data(client).test) > 0,
-        f"the test data of client {client}",
-        0,
-        "1 example or more to check with",
-    )
-    can_calibrate = len(source.data(client).train) > 0
-    check(
-        can_calibrate or not options.int8,
-        f"the training data of client {client}",
-        0,
-        "1 example or more to fit int8 to; leave --int8 out",
-    )
+    data = source.data(client)
+    can_check = len(data.test) > 0
+    allowed = "1 example or more to check with"
+    check(can_check, f"the test data of client {client}", 0, allowed)
+    can_calibrate = len(data.train) > 0 or not options.int8
+    allowed = "1 example or more to fit int8 to; leave --int8 out"
+    check(can_calibrate, f"the training data of client {client}", 0, allowed)
     small_net, small_tree = shrunk(source.net, tree, options.align)
     own = IDENTITY
     if source.takes_raw(client) and not options.standardised:
         own = source.preparation(client)
-    data = source.data(client)
     inputs = {
         "train": unprepared(own, data.train.x),
         "validation": unprepared(own, data.validation.x),
@@ -401,9 +390,7 @@ def _notes(
 ) -> Iterator[str]:
     accuracies = {row.version: row.accuracy for row in rows}
     examples = len(source.data(client).test)
-    lost = 0.0
-    if "int8" in accuracies:
-        lost = accuracies["shrunk"] - accuracies["int8"]
+    lost = accuracies["shrunk"] - accuracies["int8"] if "int8" in accuracies else 0.0
     # The margin is for a loss of exactly one point, whose difference of floats may lie above it.
     if lost > POINT + 1e-9:
         yield (

@@ -70,15 +70,9 @@ class Source:
         path = self.folder.path / "models" / self.files[client]
         tree = self.folder.tree(self.files[client])
         for name, shape in self.net.layout.shapes.items():
-            given: object = "missing"
-            if name in tree:
-                given = tuple(tree[name].shape)
-            check(
-                given == shape,
-                f"'{name}' of {path}",
-                given,
-                f"{shape}, as in the net that config.toml names",
-            )
+            given = tuple(tree[name].shape) if name in tree else "missing"
+            allowed = f"{shape}, as in the net that config.toml names"
+            check(given == shape, f"'{name}' of {path}", given, allowed)
         check_weights(tree, f"the model of client {self.name(client)}")
         return tree
 
@@ -175,9 +169,7 @@ def _names_classes(federation: Federation) -> bool:
     if not isinstance(problem, MixedProblem):
         return problem == CLASSES
     # A task with fewer outputs than the network would need the others cut off.
-    widths = set()
-    for task in problem.tasks:
-        widths.add((task.first, task.outputs))
+    widths = {(task.first, task.outputs) for task in problem.tasks}
     are_whole = widths == {(0, federation.classes)}
     return are_whole and all(task.problem == CLASSES for task in problem.tasks)
 
@@ -200,9 +192,7 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
     if thin is None:
         return net, dict(tree)
     if align > 1:
-        kept = {}
-        for name, flags in thin.channels.items():
-            kept[name] = aligned(flags, align)
+        kept = {name: aligned(flags, align) for name, flags in thin.channels.items()}
         # Filled up to the full width everywhere: nothing is left to remove.
         if all(bool(flags.all()) for flags in kept.values()):
             return net, dict(tree)

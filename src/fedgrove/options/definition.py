@@ -134,9 +134,7 @@ class Field(NamedTuple):
 
     def describe(self, in_python: bool = False) -> str:
         """The help text with the default at its end."""
-        text = self.option.help
-        if in_python and self.option.python:
-            text = self.option.python
+        text = (self.option.python if in_python else "") or self.option.help
         default = self.describe_default()
         return f"{text} Default: {default}." if default else text
 

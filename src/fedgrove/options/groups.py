@@ -74,14 +74,6 @@ def parse_bound(text: str) -> float:
     return 0.0 if text.lower() == "off" else float(text)
 
 
-def _is_share(value: float) -> bool:
-    return 0 <= value <= 1
-
-
-def _is_above_zero(value: float) -> bool:
-    return 0 < value < math.inf
-
-
 def has_seeds(seeds: int | Sequence[int]) -> bool:
     """Whether an option has one seed or more."""
     return seeds > 0 if isinstance(seeds, int) else len(seeds) > 0
@@ -308,7 +300,7 @@ class ExchangeOptions:
         "exchange is repeated.",
         "SHARE",
         allowed="a share between 0 and 1",
-        check=_is_share,
+        check=lambda share: 0 <= share <= 1,
     )
     deadline: float | None = option(
         None,
@@ -316,7 +308,7 @@ class ExchangeOptions:
         "S",
         without="wait for the slowest client",
         allowed="above 0",
-        check=_is_above_zero,
+        check=lambda seconds: 0 < seconds < math.inf,
     )
     norm_bound: float = option(
         NORM_BOUND,

@@ -72,13 +72,10 @@ def read_text_uci(paths: Sequence[Path]) -> Arrays:
 
 def _read_uci_part(path: Path, part: str) -> tuple[Array, Array, Array]:
     """Read windows (n, 9, 128), labels 0..5 and subjects of one official part."""
-    root: Path | zipfile.Path = path
-    if not path.is_dir():
-        root = zipfile.Path(path) / "UCI HAR Dataset"
+    root = path if path.is_dir() else zipfile.Path(path) / "UCI HAR Dataset"
     folder = root / part
-    signals = []
-    for signal in SIGNALS:
-        signals.append(_read_table(folder / "Inertial Signals" / f"{signal}_{part}.txt"))
+    files = [folder / "Inertial Signals" / f"{signal}_{part}.txt" for signal in SIGNALS]
+    signals = list(map(_read_table, files))
     y = _read_table(folder / f"y_{part}.txt").ravel().astype(np.int64)
     user = _read_table(folder / f"subject_{part}.txt").ravel().astype(np.int64)
 

@@ -165,10 +165,8 @@ def _idx_formats(packed: str, folders: Sequence[str]) -> tuple[FileFormat, ...]:
 
 
 def _idx_downloads(folder: str, base: str, md5s: Sequence[str]) -> tuple[Download, ...]:
-    downloads = []
-    for file, md5 in zip(IDX_FILES, md5s, strict=True):
-        downloads.append(Download(f"{base}{file}.gz", md5, f"{folder}/{file}.gz"))
-    return tuple(downloads)
+    files = zip(IDX_FILES, md5s, strict=True)
+    return tuple(Download(f"{base}{file}.gz", md5, f"{folder}/{file}.gz") for file, md5 in files)
 
 
 # ---- EMNIST --------------------------------------------------------------------------------------
