@@ -16,15 +16,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import (
-    Any,
-    Generic,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_type_hints,
-)
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
 from .. import methods, parts
 from ..channels import selection as choice

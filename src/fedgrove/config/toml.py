@@ -58,15 +58,7 @@ from ..nets.user_files import find_user_file, import_file, is_file_spec
 from ..options.definition import is_plain, members, options_of
 from ..problems import Metric, MixedProblem
 from .experiment import Experiment
-from .settings import (
-    MethodTypes,
-    coerce,
-    find_part,
-    fitting,
-    hints,
-    is_built_in,
-    own_fields_first,
-)
+from .settings import MethodTypes, coerce, find_part, fitting, hints, is_built_in, own_fields_first
 
 CONFIG_FORMAT = 2
 """Raised when names in config.toml change, or what is meant where one is left out; files of another

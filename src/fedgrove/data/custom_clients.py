@@ -16,14 +16,7 @@ from ..core import ClientInfo
 from ..errors import FedgroveError, InputError, check
 from ..problems import CLASSES, Problem, client_marks
 from .arrays import choose_defaults
-from .federation import (
-    ClientData,
-    Defaults,
-    Examples,
-    Federation,
-    LazyClients,
-    takes_round,
-)
+from .federation import ClientData, Defaults, Examples, Federation, LazyClients, takes_round
 from .preparation import Preparation
 
 

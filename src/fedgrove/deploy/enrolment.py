@@ -21,14 +21,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .. import __version__
 from ..core import ClientInfo

@@ -115,22 +115,13 @@ class ResumeOptions(
 
     _: KW_ONLY
     method: AnyMethod | None = option(
-        None,
-        "The method, if it was made in Python.",
-        only="python",
-        checked_as=Any,
+        None, "The method, if it was made in Python.", only="python", checked_as=Any
     )
     data: Federation | None = option(
-        None,
-        "The federation, if it was made in Python.",
-        only="python",
-        checked_as=Any,
+        None, "The federation, if it was made in Python.", only="python", checked_as=Any
     )
     net: nn.Module | None = option(
-        None,
-        "The network, if it was made in Python.",
-        only="python",
-        checked_as=Any,
+        None, "The network, if it was made in Python.", only="python", checked_as=Any
     )
 
 
@@ -146,9 +137,7 @@ class TrainOptions(Options, WatchOption, EngineOptions):
     )
     _: KW_ONLY
     federations: Federations | None = option(
-        None,
-        "Federations that were read before.",
-        checked_as=Any,
+        None, "Federations that were read before.", checked_as=Any
     )
     progress: bool = option(False, "Whether to show progress on stderr.")
 
@@ -315,8 +304,7 @@ class ChooseOptions(
         check=lambda share: 0 < share <= 0.5,
     )
     hindsight: bool = option(
-        False,
-        "Also train all methods in full, and report on test data how good the choice was.",
+        False, "Also train all methods in full, and report on test data how good the choice was."
     )
     dry_run: bool = option(
         False, "Print which methods would be tried, and why others would not; train nothing."

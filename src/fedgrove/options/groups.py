@@ -438,10 +438,7 @@ class DataDirOption:
     """
 
     data_dir: str | Path | None = option(
-        None,
-        "Folder with the data files.",
-        "DIR",
-        without="the environment variable FEDGROVE_DATA",
+        None, "Folder with the data files.", "DIR", without="the environment variable FEDGROVE_DATA"
     )
 
 
@@ -509,10 +506,7 @@ class TrustOption:
     Not written to config.toml.
     """
 
-    trust: bool = option(
-        False,
-        "Allow a config.toml to run code, as in net = FILE.py:Class.",
-    )
+    trust: bool = option(False, "Allow a config.toml to run code, as in net = FILE.py:Class.")
 
 
 @option_group

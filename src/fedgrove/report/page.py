@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..errors import FolderWarning, InputError, check
-from .tables import (
-    format_bytes,
-    format_duration,
-    format_kilobytes,
-    format_number,
-    format_percent,
-)
+from .tables import format_bytes, format_duration, format_kilobytes, format_number, format_percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -23,14 +23,7 @@ from ..renamed import find_renamed
 from . import tables
 from .page import check_place, render
 from .tables import Scores, Summary, or_dash
-from .terminal import (
-    Column,
-    name_columns,
-    print_rows,
-    print_table,
-    print_text,
-    split_common_folder,
-)
+from .terminal import Column, name_columns, print_rows, print_table, print_text, split_common_folder
 
 Group = Mapping[str, Any]
 """The averages of a method with its settings, as :func:`average_over_seeds` returns them."""
