@@ -24,7 +24,6 @@ from fedgrove.deploy import client_app, enrolment, roster, serve
 from fedgrove.deploy.keys import DeclaredKey, make_keys, read_declared_keys
 from fedgrove.deploy.node import Node
 from fedgrove.deploy.roster import Roster
-from fedgrove.deploy.server import drop_data_options
 from fedgrove.engines.flower import messages
 from fedgrove.errors import EngineError, InputError
 
@@ -169,7 +168,7 @@ def test_no_enrolment_does_more_than_refuse_its_node(
         return
     made = enrolment.make_federation({known.partition: known}, known.kind)
     json.dumps([made.labels, made.notes, made.name]).encode()
-    drop_data_options(experiment(), made)
+    experiment().on(made)
     assert made.info(known.partition).examples <= enrolment.MOST_EXAMPLES
 
 

@@ -12,7 +12,7 @@ from ..config.grid import plain
 from ..options import RunOptions
 from ..options.definition import options_of
 from ..report.comparison_report import ComparedRun, make_comparison_report
-from ..report.page import Page, write_if_possible
+from ..report.page import Page, render, write_if_possible
 from ..report.seed_averages import strip_seed
 from ..report.tables import Scores, format_duration, format_kilobytes, or_dash
 from ..report.terminal import Column, print_rows, print_text
@@ -20,7 +20,7 @@ from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.result import Failure, Result
 from ..runs.scoring import spread
 from .candidates import RESERVE, count, size
-from .decision import Margin, Trial, average_validation, measure_margin, predict_full_score
+from .decision import Trial, average_validation, measure_margin, predict_full_score
 
 if TYPE_CHECKING:
     from .choose import ChoicePlan
@@ -107,50 +107,28 @@ def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
 
 def sentence(planned: ChoicePlan, final: Sequence[Trial], scores: Scores) -> str:
     """Explain the choice: which method, why, by how much it is ahead, and how certain that is."""
-    pick = final[0]
-    score = f"{scores.format(pick.score, 1)}{scores.percent}"
-    tuning = ""
-    if pick.epochs:
-        tuning = f" with {count(pick.epochs, 'epoch')} of fine-tuning on the device"
-    spent = (
-        f"; a client sends and receives {size(pick.bytes_each)} in {count(planned.rounds, 'round')}"
-    )
-    if planned.budget is not None:
-        spent += f", of a budget of {size(planned.budget)}"
-    parts = [
-        f"Take {pick.method}{tuning}: {score} on validation data after {pick.rounds} "
-        f"of {count(planned.rounds, 'round')}{spent}."
-    ]
+    lead = None
+    gap = ""
     if len(final) > 1:
-        parts.append(_explain_lead(measure_margin(pick, final[1]), final[1].method, scores))
-    cheaper = _find_cheaper(final)
-    if cheaper is not None:
-        parts.append(
-            f"{cheaper.method} is within the noise of it and takes {size(cheaper.bytes_each)}: "
-            "take that one on a slow network."
-        )
-    rising = _find_rising(final, planned.rounds)
-    if rising is not None:
-        parts.append(
-            f"{rising.method} was still gaining when its trial ended, and may overtake in the full "
-            "run: a longer --trial would tell."
-        )
-    return " ".join(parts)
+        lead = measure_margin(final[0], final[1])
+        gap = _format_gap(scores, lead.lead, lead.error, ".1f" if scores.share else ".3g")
+    return _fill_in(
+        "sentence.txt",
+        final=final,
+        score=f"{scores.format(final[0].score, 1)}{scores.percent}",
+        rounds=planned.rounds,
+        budget=planned.budget,
+        lead=lead,
+        gap=gap,
+        cheaper=_find_cheaper(final),
+        rising=_find_rising(final, planned.rounds),
+    )
 
 
-def _explain_lead(lead: Margin, other: str, scores: Scores) -> str:
-    ahead = _format_gap(scores, lead.lead, lead.error, ".1f" if scores.share else ".3g")
-    seeds = f"all seeds; ahead on {lead.seeds_ahead} of {lead.seeds}"
-    judged = ", which is likely, not certain."
-    if lead.is_one_seed:
-        seeds = "one seed"
-        judged = "; one seed: not sure."
-    if lead.is_clear:
-        judged = ", which is clear."
-    elif lead.is_noise:
-        judged = ", which is within the noise: either may be the better."
-    clients = count(lead.clients, "client")
-    return f"It is {ahead} ahead of {other} (paired over {clients} of {seeds}){judged}"
+def _fill_in(template: str, **values: Any) -> str:
+    """Return the text of a template as one line."""
+    text = render(template, {"count": count, "size": size, **values}, near=__file__)
+    return " ".join(text.split())
 
 
 def _find_cheaper(final: Sequence[Trial]) -> Trial | None:
@@ -235,12 +213,11 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
         _print_left_out(found["left_out"])
         return
     print_rows([_cells(row, found) for row in found["rows"]])
-    length = count(found["trial_rounds"], "round")
     print_text(
-        f"scores: {found['metric']} on validation data after {length}, "
-        "with the model that a client would use; bytes: of one client in all "
-        f"{count(found['full_rounds'], 'round')}, both ways, by what the trial took; seconds: all "
-        "seeds"
+        f"scores: {found['metric']} on validation data after "
+        f"{count(found['trial_rounds'], 'round')}, with the model that a client would use; bytes: "
+        f"of one client in all {count(found['full_rounds'], 'round')}, both ways, by what the "
+        "trial took; seconds: all seeds"
     )
     _print_left_out(found["left_out"])
     print()
@@ -322,32 +299,14 @@ def _print_hindsight(found: Mapping[str, Any]) -> None:
 def explain_hindsight(found: Mapping[str, Any]) -> str:
     """Explain in a sentence how good the choice was on test data."""
     back = found["hindsight"]
-    if not back["rows"]:
-        return "None of them could be finished in full."
-    if "best" not in back:
-        return "None of them was within the budget in full."
     scores = _scores(found)
-    if "behind" not in back:
-        return (
-            f"How good the choice, {back['pick']}, was cannot be said. Of those that were finished "
-            f"on all seeds {back['best']} was the best: "
-            f"{scores.format(back['best_test'], 1)}{scores.percent}."
-        )
-    gap = _format_gap(scores, abs(back["behind"]), back["behind_error"], ".2g")
-    if back["behind"] > 0:
-        judged = f", {gap} behind the best in hindsight, {back['best']}"
-    elif back["behind"] < 0:
-        # Only a method that sent more than its trial predicted can be better than the best.
-        judged = f", {gap} ahead of the best that was within the budget, {back['best']}"
-    else:
-        judged = "; it was the best in hindsight"
-    took = ""
-    if back["seconds"]:
-        share = found["cost"]["seconds"] / back["seconds"]
-        spent = format_duration(back["seconds"])
-        took = f"; finding it took {100 * share:.0f} % of the {spent} of all in full"
-    picked = f"{scores.format(back['pick_test'], 1)}{scores.percent}"
-    return f"The choice was {back['pick']}: {picked} in full{judged}{took}."
+    values = {"back": back, "seconds": found["cost"]["seconds"]}
+    if "best" in back:
+        values["best"] = f"{scores.format(back['best_test'], 1)}{scores.percent}"
+    if "behind" in back:
+        values["pick"] = f"{scores.format(back['pick_test'], 1)}{scores.percent}"
+        values["gap"] = _format_gap(scores, abs(back["behind"]), back["behind_error"], ".2g")
+    return _fill_in("hindsight.txt", **values)
 
 
 # ---- the page ------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
         """Load the experiment's data, divided among clients."""
         return Federations(data_dir).of(self)
 
+    def on(self, federation: Federation) -> Experiment:
+        """The experiment on data that are divided already, without options on how to do that."""
+        defaults = {name: options_of(Experiment)[name].default for name in DATA_NAMES}
+        return replace(self, **{**defaults, "data": federation})
+
     def build(self, federation: Federation, memory: Memory, client_only: bool = False) -> Run:
         """Build the run of an experiment, or a client's own half of it; nothing is written."""
         return build(

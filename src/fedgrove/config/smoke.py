@@ -16,10 +16,9 @@ from ..core import AnyMethod
 from ..data import ClientData, Federation
 from ..data.federation import Examples
 from ..errors import InputError
-from ..options.definition import options_of
 from ..parts.local import LocalTraining
 from ..runs.run import make_recipe, replace_recipe
-from .experiment import DATA_NAMES, Experiment, Federations
+from .experiment import Experiment, Federations
 from .plan import plan
 
 CLIENTS = 4
@@ -40,11 +39,8 @@ def smoke(experiment: Experiment, federations: Federations) -> Experiment:
         recipe = make_recipe(federation.defaults)
     lengths = (0, 1) if max(experiment.finetune) > 0 else (0,)
     net = federation.defaults.net if experiment.net is None else experiment.net
-    # These options say how data are read and divided, and the small federation is divided already.
-    defaults = {name: options_of(Experiment)[name].default for name in DATA_NAMES}
     small_experiment = dataclasses.replace(
-        experiment,
-        **{**defaults, "data": small},
+        experiment.on(small),
         method=shorter(experiment.method, recipe),
         net=net,
         rounds=TRIED_ROUNDS[0],

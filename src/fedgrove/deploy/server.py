@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import chdir
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from .. import api
 from ..config.experiment import Experiment, Federations
 from ..config.plan import plan
 from ..config.toml import from_toml
-from ..data import Federation
 from ..engines.flower import messages
 from ..engines.flower.engine import Flower
 from ..errors import FedgroveError, InputError, check
-from ..options.groups import VALIDATION
 from ..runs.folder import RunFolder
 from ..runs.lockstep import Watch
 from ..runs.result import Result
@@ -163,49 +160,37 @@ def serve(
     roster = Roster(grid, clients, quorum, grace, most_examples, declared)
     # The user's own files are named by their paths from there.
     with chdir(code or "."):
-        return _serve(roster, config, path, clients, wait, timeout, watch)
-
-
-def _serve(
-    roster: Roster,
-    config: Path | Experiment,
-    path: Path,
-    clients: int,
-    wait: float,
-    timeout: float | None,
-    watch: Watch | None,
-) -> Result:
-    experiment = config if isinstance(config, Experiment) else _read(config)
-    _check_cohort(experiment, config, clients)
-    federation = roster.enrol(wait)
-    experiment = drop_data_options(experiment, federation)
-    planned = plan(experiment, path, Federations())
-    is_begun = (path / "config.toml").is_file()
-    if is_begun:
-        _check_same(RunFolder.open(path).config, planned.config, path)
-    roster.join(planned.run, planned.config)
-    # Nodes are looked up before each exchange: they come and go.
-    engine = Flower(
-        roster.grid,
-        roster.nodes,
-        lambda run: roster.name,
-        timeout,
-        check=roster.poll_while_waiting,
-        note_answer=roster.note_answer,
-        absence=roster.explain_absence,
-    )
-    if is_begun:
-        net = None if isinstance(experiment.net, str) else experiment.net
-        return api.resume(
-            path,
-            engine=engine,
-            data=federation,
-            net=net,
-            trust=True,
-            progress=False,
-            watch=_log_lines(watch),
+        experiment = config if isinstance(config, Experiment) else _read(config)
+        _check_cohort(experiment, config, clients)
+        federation = roster.enrol(wait)
+        experiment = experiment.on(federation)
+        planned = plan(experiment, path, Federations())
+        is_begun = (path / "config.toml").is_file()
+        if is_begun:
+            _check_same(RunFolder.open(path).config, planned.config, path)
+        roster.join(planned.run, planned.config)
+        # Nodes are looked up before each exchange: they come and go.
+        engine = Flower(
+            roster.grid,
+            roster.nodes,
+            lambda run: roster.name,
+            timeout,
+            check=roster.poll_while_waiting,
+            note_answer=roster.note_answer,
+            absence=roster.explain_absence,
         )
-    return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
+        if is_begun:
+            net = None if isinstance(experiment.net, str) else experiment.net
+            return api.resume(
+                path,
+                engine=engine,
+                data=federation,
+                net=net,
+                trust=True,
+                progress=False,
+                watch=_log_lines(watch),
+            )
+        return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
 
 
 def _check_cohort(experiment: Experiment, config: Path | Experiment, clients: int) -> None:
@@ -249,25 +234,3 @@ def _read(path: Path) -> Experiment:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     return from_toml(text)
-
-
-def drop_data_options(experiment: Experiment, federation: Federation) -> Experiment:
-    """Return the experiment on the nodes' data, without options for loading and splitting data."""
-    return replace(
-        experiment,
-        data=federation,
-        label=None,
-        client=None,
-        window=None,
-        stride=None,
-        channels=None,
-        time=None,
-        partition=None,
-        scenario=None,
-        split=None,
-        validation=VALIDATION,
-        clients=None,
-        profile=None,
-        trace=None,
-        standardise=True,
-    )
