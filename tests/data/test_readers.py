@@ -109,7 +109,7 @@ def test_a_folder_of_csv_files(folder: Path) -> None:
     assert own.window == 16
     # 120 rows of a label give (120 - 16) / 8 + 1 = 14 windows, in 14 // 3 = 4 pieces of which one is
     # test and one validation; the windows that touch those two go.
-    client = federation.client(federation.number_of("watch-07"))
+    client = federation.client(USERS.index("watch-07"))
     assert sum(len(part) for part in (client.train, client.validation, client.test)) < 3 * 14
     assert sorted(set(client.test.y.tolist())) == [0, 1, 2]
 
@@ -122,7 +122,7 @@ def test_windows_are_the_recording_itself(folder: Path) -> None:
     client = federation.client(1)
     held = torch.cat([client.train.x, client.validation.x, client.test.x])
     for start in (0, 8, 240):
-        window = torch.from_numpy(own.apply(signal[start : start + 16]))
+        window = torch.from_numpy(own.apply(signal[None, start : start + 16].swapaxes(1, 2)))
         distances = (held - window).abs().amax((1, 2))
         was_dropped = float(distances.min()) > 1e-6
         # Only windows that overlap a held-out one are dropped: these three are not all of them.

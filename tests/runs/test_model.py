@@ -214,7 +214,7 @@ def test_inputs_that_were_padded_for_a_mixture_are_padded_again() -> None:
     (found,) = [
         x[row, :, :12]
         for row in range(60)
-        if np.array_equal(model.preparation.apply(x[row, :, :12]), prepared[0, :, :12].numpy())
+        if np.array_equal(model.preparation.apply(x[[row], :, :12]), prepared[:1, :, :12].numpy())
     ]
     with torch.no_grad():
         wanted = model.module(prepared)[0, model.first : model.first + 2]

@@ -238,9 +238,7 @@ def _explain_budget(needed: float, budget: float, rounds: int) -> str:
 
 def parse_budget(text: str | None) -> float | None:
     """Parse the budget of a choice: bytes for one client and the whole run, both ways."""
-    if text is None:
-        return None
-    return parse_size(text)
+    return None if text is None else parse_size(text)
 
 
 def size(n: float) -> str:

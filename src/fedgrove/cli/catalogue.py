@@ -345,9 +345,7 @@ def _docstring(method: type) -> str:
 
 def _extra(modules: tuple[str, ...]) -> str:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
-        return f"not installed; pip install {' '.join(missing)}"
-    return "installed"
+    return f"not installed; pip install {' '.join(missing)}" if missing else "installed"
 
 
 def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:

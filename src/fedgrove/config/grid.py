@@ -64,9 +64,7 @@ def list_methods(methods: Any, name: str) -> list[Any]:
 
 def list_seeds(seeds: int | Sequence[int]) -> list[int]:
     """Return the seeds of a sweep, of which only the number may be given."""
-    if isinstance(seeds, int):
-        return list(range(seeds))
-    return list(seeds)
+    return list(range(seeds) if isinstance(seeds, int) else seeds)
 
 
 def plain(value: Any) -> Any:
@@ -100,9 +98,7 @@ def write_settings(settings: Settings, is_varied: bool) -> list[str]:
 
 
 def _write_value(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
-    return str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def grid(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core import ClientInfo, assign_folds
-from ..errors import InputError, check, shown, unknown
+from ..errors import InputError, check, shown
 from ..options.groups import VALIDATION
 from ..problems import CLASSES, AnyProblem
 from .preparation import IDENTITY, Preparation
@@ -230,9 +230,7 @@ class LazyClients(Mapping[int, ClientData]):
 
     def _make_info(self, k: int, round: int) -> ClientInfo:
         assert self.info is not None
-        if self._info_by_round:
-            return self.info(k, round=round)
-        return self.info(k)
+        return self.info(k, round=round) if self._info_by_round else self.info(k)
 
 
 class LazyInfos(Mapping[int, ClientInfo]):
@@ -354,29 +352,6 @@ class Federation:
     def name_of(self, k: int) -> str:
         """Return the name of a client in its data; its number if the data name no clients."""
         return self.names.get(k, str(k))
-
-    def number_of(self, client: int | str) -> int:
-        """Return the number of a federation's client from its name or number, names first.
-
-        Raises:
-            InputError: There is no such client.
-
-        >>> from fedgrove import data
-        >>> data.load("digits", clients=3).number_of("2")
-        2
-        """
-        numbers = {name: k for k, name in self.names.items()}
-        if isinstance(client, str) and client in numbers:
-            return numbers[client]
-        text = str(client)
-        if text.isdecimal() and int(text) < len(self.clients):
-            return int(text)
-        if numbers:
-            raise unknown(f"client of {self.name}", text, numbers)
-        raise InputError(
-            f"client is {shown(client)}; it must be one of the {len(self.clients)} clients of "
-            f"{self.name}, from 0 to {len(self.clients) - 1}."
-        )
 
     def to(self, dtype: torch.dtype) -> Federation:
         """Return the federation with all inputs and numbers in ``dtype`` (classes stay int64)."""

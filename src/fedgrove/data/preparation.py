@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, check
+from ..errors import check
 from .dataset import Array, Dataset, Ints
 
 Floats32 = NDArray[np.float32]
@@ -32,8 +32,7 @@ class Preparation:
         labels: The names of the outputs, in order.
         window: The number of samples of a window, if windows were cut from recordings.
         channels: The names of the channels, in order.
-        shape: The shape of one input, channels first. None: not known; only the number of channels
-            then distinguishes one input from several.
+        shape: The shape of one input, channels first. None: not known.
         ahead: If the targets are the samples that follow the input, their number per channel; they
             are standardised as the input is.
     """
@@ -65,68 +64,34 @@ class Preparation:
         return self.mean is None
 
     def apply(self, raw: Any) -> Floats32:
-        """Prepare raw input data, one example or several, exactly as in training.
+        """Prepare a batch of raw inputs (n, *shape), channels first, exactly as in training.
 
-        A window of a recording may also be given as it was recorded, one row per moment:
-        (window, channels).
-
-        Args:
-            raw: One example in the shape of one input, or several (n, *shape).
-
-        Returns:
-            The inputs of the network in float32.
-
-        Raises:
-            InputError: The shape is another one.
-
-        >>> Preparation(mean=(1.0, 0.0), std=(2.0, 1.0), shape=(2,)).apply([3.0, 4.0]).tolist()
-        [1.0, 4.0]
+        >>> Preparation(mean=(1.0, 0.0), std=(2.0, 1.0)).apply([[3.0, 4.0]]).tolist()
+        [[1.0, 4.0]]
         """
-        x = self._bring_channels_first(np.array(raw, dtype=np.float32))
-        if self.mean is None:
-            return x
-        return self.scale(x, self._channel_axis(x))
+        x = np.array(raw, dtype=np.float32)
+        is_batch = self.shape is None or x.shape[1:] == self.shape
+        check(is_batch, "the shape of the input", x.shape, f"a batch of inputs {self.shape}")
+        return self.scale(x)
 
-    def scale(self, x: Floats32, axis: int = 1) -> Floats32:
-        """Standardise the channels of the input data on ``axis`` in place."""
-        if self.mean is None or self.std is None:
-            return x
-        shape = [1] * x.ndim
-        shape[axis] = -1
-        # The inverse in float64 first, then float32: training and devices round alike.
-        shift = np.asarray(self.mean, dtype=np.float64).astype(np.float32).reshape(shape)
-        factor = (1 / np.asarray(self.std, dtype=np.float64)).astype(np.float32).reshape(shape)
-        x -= shift
-        x *= factor
+    def scale(self, x: Floats32) -> Floats32:
+        """Standardise the channels of a batch of input data (n, C, ...) in place."""
+        if not self.changes_nothing:
+            shift, factor = self.shift_and_factor(x.ndim)
+            x -= shift
+            x *= factor
         return x
 
-    def _bring_channels_first(self, x: Floats32) -> Floats32:
-        """Return the input in the shape that the network takes; refuse any other shape."""
-        if self.shape is None or _ends_with(x, self.shape):
-            return x
-        is_window = self.window is not None and len(self.shape) == 2
-        as_recorded = self.shape[::-1]
-        if is_window and _ends_with(x, as_recorded):
-            return np.ascontiguousarray(np.swapaxes(x, -1, -2))
-        allowed = str(self.shape)
-        if is_window:
-            allowed += f" or {as_recorded}"
-        sizes = ", ".join(map(str, self.shape))
-        raise InputError(
-            f"the input has the shape {x.shape}; one example is {allowed}, several are "
-            f"(n, {sizes})."
-        )
-
-    def _channel_axis(self, x: Floats32) -> int:
-        """Return the axis of the channels: the first of one input, the second of several."""
+    def shift_and_factor(self, dimensions: int) -> tuple[Floats32, Floats32]:
+        """Return what is subtracted from a batch of inputs, and what it is multiplied by then."""
         assert self.mean is not None
-        if self.shape is not None:
-            return x.ndim - len(self.shape)
-        axis = 1 if x.ndim > 1 and x.shape[1] == len(self.mean) else 0
-        allowed = f"with {len(self.mean)} channels on the first axis, or the second of several"
-        is_there = x.ndim > axis and x.shape[axis] == len(self.mean)
-        check(is_there, "the shape of the input", x.shape, allowed)
-        return axis
+        assert self.std is not None
+        # Channels are the second axis, behind the batch.
+        shape = (1, -1, *(1,) * (dimensions - 2))
+        # The inverse in float64 first, then float32: training and devices round alike.
+        shift = np.array(self.mean, dtype=np.float64).astype(np.float32).reshape(shape)
+        factor = (1 / np.array(self.std, dtype=np.float64)).astype(np.float32).reshape(shape)
+        return shift, factor
 
     def to_json(self) -> dict[str, Any]:
         """Return the data preparation as plain numbers, texts and lists, with every bit."""
@@ -139,33 +104,20 @@ class Preparation:
         return found
 
     @classmethod
-    def from_json(cls, document: Any) -> Preparation:
+    def from_json(cls, document: Mapping[str, Any]) -> Preparation:
         """Read the data preparation that :meth:`to_json` returned.
 
         >>> Preparation.from_json(Preparation(labels=("walk", "sit")).to_json()).labels
         ('walk', 'sit')
         """
-        if not isinstance(document, Mapping):
-            raise InputError(
-                f"a preparation is a {type(document).__name__}; it must be a table of mean, std, "
-                "labels, window, channels, shape and ahead."
-            )
         known = cls.__dataclass_fields__
-        others = sorted(str(name) for name in document if name not in known)
+        others = sorted(set(document) - set(known))
         check(not others, "the entries of a preparation", others, f"of {', '.join(known)}")
-        try:
-            return cls(**document)
-        except TypeError as error:
-            raise InputError(f"a preparation cannot be read ({error}).") from None
+        return cls(**document)
 
 
 IDENTITY = Preparation()
 """Changes nothing."""
-
-
-def _ends_with(x: Floats32, shape: tuple[int, ...]) -> bool:
-    """Whether an array is one input of this shape, or several."""
-    return x.shape == shape or (x.ndim == len(shape) + 1 and x.shape[1:] == shape)
 
 
 # ---- from data to a preparation ------------------------------------------------------------------

@@ -58,9 +58,7 @@ class Keys:
     @property
     def host(self) -> str:
         """The host by which nodes find the server: one that was named, else this machine."""
-        if len(self.hosts) > len(LOCAL):
-            return self.hosts[len(LOCAL)]
-        return LOCAL[1]
+        return self.hosts[len(LOCAL)] if len(self.hosts) > len(LOCAL) else LOCAL[1]
 
 
 def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ()) -> Keys:

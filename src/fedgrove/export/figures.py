@@ -49,9 +49,7 @@ class Row:
             return "not known"
         weights, macs = self.int8
         is_float = weights == 0 and macs == 0
-        if is_float:
-            return ""
-        return f"{100 * weights:.1f} / {100 * macs:.1f}"
+        return "" if is_float else f"{100 * weights:.1f} / {100 * macs:.1f}"
 
 
 @dataclass(frozen=True)
@@ -95,9 +93,7 @@ def spread_out(x: Tensor, most: int) -> Tensor:
     >>> spread_out(torch.arange(10), 5).tolist()
     [0, 2, 4, 6, 8]
     """
-    if len(x) <= most:
-        return x
-    return x[torch.arange(most) * len(x) // most]
+    return x if len(x) <= most else x[torch.arange(most) * len(x) // most]
 
 
 # ---- time ----------------------------------------------------------------------------------------

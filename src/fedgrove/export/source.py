@@ -220,16 +220,10 @@ class Raw(nn.Module):
 
     def __init__(self, net: nn.Module, own: Preparation, shape: tuple[int, ...]) -> None:
         super().__init__()
-        assert own.mean is not None, "what changes nothing needs no module"
-        assert own.std is not None
         self.net = net
-        # Channels are the second axis, behind the batch.
-        per_channel = (1, -1, *(1,) * (len(shape) - 1))
-        mean = torch.tensor(own.mean, dtype=torch.float64)
-        deviation = torch.tensor(own.std, dtype=torch.float64)
-        # The inverse first, then float32: the same roundings as in training.
-        self.register_buffer("shift", mean.float().reshape(per_channel))
-        self.register_buffer("factor", (1 / deviation).float().reshape(per_channel))
+        shift, factor = own.shift_and_factor(len(shape) + 1)
+        self.register_buffer("shift", torch.from_numpy(shift))
+        self.register_buffer("factor", torch.from_numpy(factor))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the exported network's logits of raw inputs."""

@@ -563,9 +563,7 @@ def shorten_label(text: str) -> str:
     >>> shorten_label("fedlayerprune-local.lr=0.01")
     'fedlayerprune-local.lr=…'
     """
-    if len(text) <= LONGEST_LABEL:
-        return text
-    return text[: LONGEST_LABEL - 1] + "…"
+    return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 
 def thin_out(items: Sequence[_T], most: int) -> list[_T]:

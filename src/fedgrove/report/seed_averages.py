@@ -274,9 +274,7 @@ def _group_cells(group: Group, mean: Column, worst: Column) -> dict[Column, str]
 
 def _bytes_each(group: Group, direction: str) -> float | None:
     """Return the bytes of one device in one round; they are not known for a task."""
-    if "task" in group:
-        return None
-    return tables.bytes_per_device(group, direction)
+    return None if "task" in group else tables.bytes_per_device(group, direction)
 
 
 def format_mean(group: Group, digits: int = 1) -> str:
@@ -284,9 +282,7 @@ def format_mean(group: Group, digits: int = 1) -> str:
     scores = Scores.from_summary(group)
     mean = scores.format(scores.mean or 0.0, digits)
     std = group[f"{scores.metric}_mean_std"]
-    if std is None:
-        return mean
-    return f"{mean} ± {scores.format(std, digits)}"
+    return mean if std is None else f"{mean} ± {scores.format(std, digits)}"
 
 
 def paired_rows(groups: Sequence[Group]) -> list[list[str]]:

@@ -129,9 +129,7 @@ def format_number(value: float, digits: int = 6) -> str:
 
 def or_dash(value: Any, format_value: Callable[[Any], str]) -> str:
     """Format a table's value, or return a dash for None."""
-    if value is None:
-        return "-"
-    return format_value(value)
+    return "-" if value is None else format_value(value)
 
 
 def bytes_per_device(summary: Summary, direction: str) -> float | None:
@@ -142,9 +140,7 @@ def bytes_per_device(summary: Summary, direction: str) -> float | None:
     """
     turns = summary.get("rounds", 0) * summary.get("cohort", 0)
     sent = summary.get(f"bytes_{direction}")
-    if not turns or sent is None:
-        return None
-    return float(sent / turns)
+    return None if not turns or sent is None else float(sent / turns)
 
 
 def read_column(rows: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
@@ -230,9 +226,7 @@ class Scores(NamedTuple):
     @property
     def limits(self) -> tuple[float, float]:
         """The lowest and the highest possible value of the metric, as shown in charts."""
-        if self.share:
-            return 0.0, 100.0
-        return -math.inf, math.inf
+        return (0.0, 100.0) if self.share else (-math.inf, math.inf)
 
     def format(self, value: float, digits: int = 2, sign: str = "") -> str:
         """Format a score without its unit: shares in percent, others with four digits."""

@@ -97,9 +97,7 @@ class Gate:
 
     def lengths(self, report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
         """Return the lengths of a report's updates for the gate; nothing if they do not matter."""
-        if self.norm:
-            return measure_lengths(report, task, ruler)
-        return {}
+        return measure_lengths(report, task, ruler) if self.norm else {}
 
     def refuses_lengths(
         self, task: Task, lengths: Lengths, usual: Mapping[str, float]

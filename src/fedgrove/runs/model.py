@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from ..data.federation import Federation
 from ..data.mix import resize_inputs
 from ..data.preparation import IDENTITY, Preparation, channel_statistics
 from ..errors import InputError, check
-from ..problems import MixedProblem, Problem, SquaredError, Unit
+from ..problems import MixedProblem, SquaredError, Unit
 
 if TYPE_CHECKING:
     from .run import Run
@@ -258,9 +259,7 @@ def _one(answers: Array, is_one: bool) -> Any:
         return answers
     answer = answers[0]
     # A plain number or text, not NumPy's: it prints as what it is.
-    if isinstance(answer, np.generic):
-        return answer.item()
-    return answer
+    return answer.item() if isinstance(answer, np.generic) else answer
 
 
 def _as_given(labels: Sequence[str]) -> Array:
@@ -321,40 +320,29 @@ def describe_clients(
 
 def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
     problem = federation.problem
-    try:
-        data = federation.client(k, rounds)
+    entry: dict[str, Any] = {"name": federation.name_of(k)}
+    data = None
     # The data may come from a function of the user's own, which may raise anything. The client was
     # lost for that, a note says why, and its model can still be used on others' inputs.
-    except Exception:
-        common = federation.preparation.to_json()
-        kind = problem.for_task("")
-        return {
-            "name": federation.name_of(k),
-            "kind": kind.kind,
-            **_unit(kind),
-            "preparation": common,
-        }
-    own = problem.for_task(data.info.task)
-    entry: dict[str, Any] = {
-        "name": federation.name_of(k),
-        "examples": data.info.examples,
-        "test": len(data.test),
-        "kind": own.kind,
-        **_unit(own),
-        "preparation": federation.preparation_of(k, rounds).to_json(),
-    }
-    if isinstance(problem, MixedProblem):
+    with suppress(Exception):
+        data = federation.client(k, rounds)
+    if data is None:
+        own = problem.for_task("")
+        preparation = federation.preparation
+    else:
+        own = problem.for_task(data.info.task)
+        preparation = federation.preparation_of(k, rounds)
+        entry |= {"examples": data.info.examples, "test": len(data.test)}
+    entry["kind"] = own.kind
+    if isinstance(own.loss, SquaredError):
+        entry["unit"] = asdict(own.loss.unit)
+    entry["preparation"] = preparation.to_json()
+    if data is not None and isinstance(problem, MixedProblem):
         task = problem.tasks[problem.number(data.info.task)]
-        entry.update(task=task.name, first=task.first, outputs=task.outputs)
-    if data.labels is not None:
+        entry |= {"task": task.name, "first": task.first, "outputs": task.outputs}
+    if data is not None and data.labels is not None:
         entry["allowed"] = list(data.labels)
     return entry
-
-
-def _unit(problem: Problem) -> dict[str, Any]:
-    if not isinstance(problem.loss, SquaredError):
-        return {}
-    return {"unit": asdict(problem.loss.unit)}
 
 
 # ---- a model from what was kept ------------------------------------------------------------------

@@ -144,6 +144,4 @@ class PerTask:
 
 def states_by_task(state: Any) -> dict[str, Any]:
     """Return the states of a run by task; a run without tasks has the empty name."""
-    if isinstance(state, TaskStates):
-        return state.by_task()
-    return {"": state}
+    return state.by_task() if isinstance(state, TaskStates) else {"": state}

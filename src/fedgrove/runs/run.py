@@ -242,9 +242,7 @@ class Run:
     def label(self) -> str:
         """The method's name in the tables and files of this run."""
         name = methods.name_of(self.method)
-        if self.per_task:
-            return f"{name} per task"
-        return name
+        return f"{name} per task" if self.per_task else name
 
     @cached_property
     def initial_state(self) -> Any:

@@ -124,9 +124,7 @@ def _score_stages(score: Scorer, of: str, epochs: int) -> tuple[Measure, Measure
 
 def choose_scorer(method: AnyMethod) -> Scorer:
     """Return how a run scores a batch: one pass of the model, or the method's prediction."""
-    if isinstance(method, WithPrediction):
-        return _ScorePrediction(method)
-    return score_batch
+    return _ScorePrediction(method) if isinstance(method, WithPrediction) else score_batch
 
 
 def score_batch(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
