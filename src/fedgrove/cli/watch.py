@@ -69,8 +69,7 @@ def watch(options: WatchOptions) -> None:
             if options.json:
                 print(json.dumps(list(map(asdict, following.read_statuses())), indent=1))
                 return
-            serve = options.browser
-            statuses = _serve(following, options.port or 0) if serve else _show(following)
+            statuses = _serve(following, options.port or 0) if options.browser else _show(following)
     except KeyboardInterrupt:
         print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
         return

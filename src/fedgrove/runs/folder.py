@@ -222,7 +222,7 @@ class RunFolder:
         for number, line in enumerate(lines, start=1):
             # A last line without its newline was cut short by a kill, and does not count.
             if not line.endswith(b"\n"):
-                break
+                continue
             content: dict[str, Any] = files.parse_json(line, self._metrics_path)
             place = self._metrics_path.with_name(f"{METRICS}, line {number},")
             parsed.append(schemas.check_content(content, schemas.MetricsLine, place))

@@ -90,9 +90,8 @@ class PerTask:
     def plan(self, state: TaskStates, cohort: Sequence[int]) -> list[Task]:
         """Plan the next exchange of a run with several tasks, one task after another."""
         # If only tasks are left that lag behind, and no client of theirs was drawn, the first go.
-        return self._plan(state, cohort, len(cohort)) or self._plan(
-            state, self.clients, len(cohort)
-        )
+        most = len(cohort)
+        return self._plan(state, cohort, most) or self._plan(state, self.clients, most)
 
     def _plan(self, state: TaskStates, clients: Sequence[int], most: int) -> list[Task]:
         planned: list[Task] = []
