@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -46,6 +46,12 @@ def find_renamed(module: str, name: str) -> Any:
     home = home or module
     _warn(f"{module}.{name}", f"{home}.{new_name}")
     return getattr(importlib.import_module(home), new_name)
+
+
+def find_old_names(module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module whose names changed."""
+    # Without a frame of its own: the warning is about the line of the user's that has the name.
+    return partial(find_renamed, module)
 
 
 def _warn(old: str, new: str) -> None:

@@ -26,7 +26,7 @@ from ..nets import check_size
 from ..options import CostOptions, ExperimentOptions
 from ..options.groups import EvaluateOption, SeedOption
 from ..parts.local import LocalTraining
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..report.tables import format_bytes, format_duration, format_kilobytes, or_dash
 from ..report.terminal import Cell, Column, print_pairs, print_rows
 from ..runs.clock import DIGITS, Times, times
@@ -549,5 +549,4 @@ def format_macs(macs: int) -> str:
     return f"{macs / 10**6:.3g} MMAC"
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

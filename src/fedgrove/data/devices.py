@@ -17,13 +17,13 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..core import REFERENCE_GMACS, ClientInfo
 from ..errors import InputError, check, list_some, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..seeds import numpy_rng
 
 if TYPE_CHECKING:
@@ -381,5 +381,4 @@ def _check_times(client: str, path: str, second: pd.Series) -> None:
         )
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InputError, check
 from ..problems import MixedProblem, Problem, TaskProblem
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from . import scenario as scenarios
 from .devices import Devices, Steps
 from .federation import ClientData, Examples, Federation
@@ -332,5 +331,4 @@ def mix_by_name(
     return scenarios.apply_switch(mixed, scenarios.parse(switch), switch, seed)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, check, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from .dataset import Array, Ints
 
 PARTITIONS = (
@@ -272,5 +271,4 @@ def _limit_examples(owner: Ints, size: Ints, cap: int) -> Ints:
     return np.where(total <= cap, owner, -1)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

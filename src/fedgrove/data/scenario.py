@@ -6,12 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, check, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..seeds import numpy_rng
 from .dataset import Ints
 from .federation import ClientData, Federation
@@ -272,5 +271,4 @@ def draw_pairs(federation: Federation, count: int, seed: int) -> tuple[tuple[int
     return tuple(pairs)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

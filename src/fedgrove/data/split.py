@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..errors import check
 from ..options.groups import VALIDATION
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..seeds import numpy_rng
 from .dataset import Dataset, Ints, find_overlaps
 
@@ -224,5 +223,4 @@ def _drop_overlaps(dataset: Dataset, rows: Ints, others: Ints) -> Ints:
     return rows[~find_overlaps(dataset.start[rows], dataset.start[others], dataset.reach)]
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from .page import is_finite, render
 from .tables import format_number
 
@@ -44,8 +44,7 @@ Limits = tuple[float, float]
 NO_LIMITS: Limits = (-math.inf, math.inf)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)
 
 
 class LegendEntry(NamedTuple):

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from scipy import stats
 
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from . import tables
 from .page import check_place, render
 from .tables import Scores, Summary, or_dash
@@ -41,8 +41,7 @@ PAPER_COLUMNS = (
 TABLE_FORMATS = (".md", ".tex", ".csv")
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)
 
 
 # ---- averages ------------------------------------------------------------------------------------

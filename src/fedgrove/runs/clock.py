@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core import REFERENCE_GMACS, Answer, ClientInfo, Lost, Task
 from ..data.devices import Steps
 from ..errors import InputError
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 
 if TYPE_CHECKING:
     from .run import Run
@@ -244,5 +244,4 @@ def make_notes(run: Run, end: float) -> list[str]:
     ]
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

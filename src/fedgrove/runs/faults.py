@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from .. import seeds
 from ..core import SCORING_VERBS, Task
 from ..errors import InputError, check, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 
 FAULT_KINDS = {
     "crash": "the client gets its task and fails at once",
@@ -95,5 +94,4 @@ class Faults:
 NO_FAULTS = Faults()
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)
