@@ -466,9 +466,9 @@ def _all_pairs(tables: dict[str, Any]) -> dict[str, Rows]:
 
 def _save_index(place: Path, now: str, found: Index) -> None:
     """Write the index; where that is not possible, the next command makes it again."""
-    with suppress(OSError):
+    from ..runs.files import write_bytes
+
+    with suppress(OSError, FedgroveError):
         place.parent.mkdir(parents=True, exist_ok=True)
         # Another process may read it just now: it finds the old file or the new one, whole.
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
-            json.dump({"fingerprint": now, **found._asdict()}, file)
-        os.replace(file.name, place)
+        write_bytes(place, json.dumps({"fingerprint": now, **found._asdict()}).encode())

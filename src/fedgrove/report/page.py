@@ -117,11 +117,11 @@ def render(template: str, values: Mapping[str, Any], near: str = __file__) -> st
 @cache
 def _environment(folder: Path) -> Environment:
     # Imported here: most commands write no page.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
         loader=FileSystemLoader(folder),
-        autoescape=_is_markup,
+        autoescape=select_autoescape(["html", "svg"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -146,10 +146,6 @@ def _environment(folder: Path) -> Environment:
 def is_finite(value: float | None) -> TypeGuard[float]:
     """Return whether a value is known and can be drawn in a chart."""
     return value is not None and math.isfinite(value)
-
-
-def _is_markup(template: str | None) -> bool:
-    return template is not None and template.endswith((".html", ".svg"))
 
 
 def keep_units(text: str) -> str:
