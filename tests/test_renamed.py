@@ -47,8 +47,10 @@ def test_old_names_in_a_module(module: str, old: str) -> None:
     there = importlib.import_module(module)
     home, _, new = NAMES[module][old].rpartition(".")
     home = home or module
-    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {home}.{new}"):
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {home}.{new}") as seen:
         assert getattr(there, old) is getattr(importlib.import_module(home), new)
+    # Python shows it only at a line of the user's own program.
+    assert [each.filename for each in seen] == [__file__]
 
 
 def test_old_names_of_the_package() -> None:

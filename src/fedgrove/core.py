@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, check
-from .renamed import find_renamed
+from .renamed import find_old_names
 from .seeds import torch_rng
 from .trees import Mask, Tree
 
@@ -807,5 +807,4 @@ Job: TypeAlias = "tuple[Run, Task]"
 """A task and the run it belongs to."""
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

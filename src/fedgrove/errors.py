@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
-from .renamed import find_renamed
+from .renamed import find_old_names
 
 
 class FedgroveError(Exception):
@@ -394,5 +393,4 @@ def not_a_run(path: Path) -> InputError:
     )
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import InputError, check
-from .renamed import find_renamed
+from .renamed import find_old_names
 from .trees import Tree
 
 MetricSums = Mapping[str, float]
@@ -563,5 +563,4 @@ def client_marks(
     return marks
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
-from .renamed import find_renamed
+from .renamed import find_old_names
 
 
 def derive(seed: int, *purpose: int | str) -> int:
@@ -76,5 +75,4 @@ def preserve_rng() -> Iterator[None]:
         torch.default_generator.set_state(before)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from .renamed import find_renamed
+from .renamed import find_old_names
 
 Tree = dict[str, Tensor]
 Mask = dict[str, Tensor]
@@ -396,5 +395,4 @@ class Digests:
         return self._known[id(tree)][1]
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -173,6 +173,18 @@ def test_an_app_carries_ones_own_method_and_net(
     assert federation.client(0).train.y.unique().tolist() == [1, 2]
 
 
+def test_a_path_with_quotes_is_written_as_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users(tmp_path / 'the "users"')
+    experiment = Experiment(methods.make("fedavg"), data='the "users"', label="activity")
+    write_app(experiment, tmp_path / "app")
+    own_data_of(tmp_path / "app", monkeypatch)
+    written = sys.modules["fedgrove_app.data"]
+    assert str(tmp_path / 'the "users"') == written.PLACE
+    assert written.LABELS == ["run", "sit", "walk"]
+
+
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     experiment = Experiment(methods.make("fedavg"), clients=3)

@@ -21,7 +21,7 @@ from .. import trees
 from ..errors import UnfitError
 from ..nets.layout import named_tensors
 from ..nets.net import Net
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Mask
 from .groups import (
     ChannelGroup,
@@ -346,5 +346,4 @@ def _merge_place(old: Place | None, name: str, length: int, spot: _Spot, item: A
     return Place(name, spot.dim, tuple(channel), spot.role, spot.fill)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

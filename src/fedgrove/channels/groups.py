@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..errors import InputError, check, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Mask
 
 Role = Literal["filter", "bias", "scale", "shift", "statistic", "input"]
@@ -285,5 +285,4 @@ def _find_alive_in(size: int, places: Sequence[Place], mask: Mapping[str, Tensor
     return alive
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..errors import UnfitError, check
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Tree
 from .groups import ChannelGroup, Channels, Role
 
@@ -304,5 +303,4 @@ class Overlap:
         return Slim()(self.counts, density, ties=means)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import trees
 from ..errors import InputError
 from ..nets.net import Net
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Tree
 from .find_groups import find_groups, find_kept_channels
 from .groups import complete_channels, make_channels_key
@@ -98,5 +98,4 @@ def _cut_masked(net: Net, mask: Mapping[str, Tensor]) -> SmallNet | None:
     return cut_channels(net, channels)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ..core import Carry, Client, ExpectedPacket, ExpectedReport, Outcome, Packe
 from ..errors import check
 from ..nets import Net
 from ..nets.layout import Layout
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Mask, Tree
 from .find_groups import find_groups, make_channel_mask
 from .groups import (
@@ -312,5 +312,4 @@ def restore_full_width(carry: Carry, client: Client) -> Tree:
     return model
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..core import ClientInfo
 from ..errors import InputError, check
 from ..nets import Net
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from .find_groups import require_groups
 from .groups import Channels
 from .selection import select_first
@@ -120,5 +119,4 @@ def choose_largest_that_fits(
     return choose(low / steps)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, check, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from . import norms, user_files
 from .layout import named_tensors, probe
 from .net import Net, Output
@@ -326,5 +326,4 @@ def _check_logits(out: Any, name: str, shape: tuple[int, ...], classes: int) -> 
         )
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

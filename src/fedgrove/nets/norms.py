@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import InputError, check
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 
 NORM_KINDS = ("batch", "group", "none")
 
@@ -139,5 +138,4 @@ def drop_batch_counters(module: nn.Module) -> None:
         part.num_batches_tracked = None
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

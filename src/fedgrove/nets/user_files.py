@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..errors import InputError, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 
 _PREFIX = "fedgrove_user_"
 """The beginning of the module names of users' files."""
@@ -165,5 +165,4 @@ def _match_arguments(
     )
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

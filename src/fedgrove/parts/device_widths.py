@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..channels.find_groups import find_groups, require_groups
 from ..channels.submodel import (
@@ -20,7 +20,7 @@ from ..channels.widths import choose_width, measure_widths
 from ..core import MOST_AT_ONCE, Carry, Client, Outcome, Report, Setup
 from ..errors import check
 from ..nets import Net
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from .aggregate import Averaging
 from .local import LocalTraining
 from .one_model import OneModel
@@ -119,5 +119,4 @@ def submodel_bytes(net: Net, shares: Sequence[float], cohort: int, rounds: int) 
     return round(2 * 4 * cohort * rounds * sum(sizes) / len(sizes))
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import trees
 from ..errors import check, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..seeds import torch_rng
 from ..trees import Tree
 from .aggregate import Average, Averaging
@@ -379,5 +379,4 @@ class Updates:
         return centres
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from .. import trees
 from ..core import Batch, Carry
 from ..errors import InputError, check
 from ..problems import CLASSES, AnyProblem
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Tree
 
 if TYPE_CHECKING:
@@ -192,5 +192,4 @@ class Proximal(Objective):
         return 0.5 * self.mu * trees.sq_norm(trees.sub(params, reference)), {}
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import trees
 from ..core import ExpectedPacket
 from ..errors import InputError, check, unknown
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Tree
 from .mask import best
 
@@ -268,5 +268,4 @@ def draw_uniform(x: Tensor, draw: torch.Generator | None) -> Tensor:
     return torch.rand(x.shape, generator=draw, dtype=torch.float64)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

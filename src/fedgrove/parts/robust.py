@@ -26,14 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..errors import check
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Tree
 from .aggregate import Average, WeightedMean, known, previous_of
 
@@ -465,5 +465,4 @@ def in_order(like: Mapping[str, Tensor], *parts: Mapping[str, Tensor]) -> Tree:
     return trees.pick(leaves, like)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

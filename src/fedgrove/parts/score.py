@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from .. import trees
 from ..core import ExpectedPacket, Packet
 from ..nets import Net
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Tree
 from .quantise import Half
 
@@ -61,5 +60,4 @@ def scores_of(packet: Packet) -> Tree:
     return {name.removeprefix(PREFIX): leaf.float() for name, leaf in packet.values.items()}
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

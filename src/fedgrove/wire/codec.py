@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core import Packet
 from ..errors import InputError, UnknownMask, WireError, check
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Mask
 from .container import (
     DIGEST,
@@ -531,5 +531,4 @@ def _check_packet(packet: Packet) -> None:
             )
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

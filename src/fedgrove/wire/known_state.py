@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..core import Packet
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from ..trees import Mask
 from .codec import Entropy, KnownMask, SubModel, hash_mask
 
@@ -211,5 +211,4 @@ def _keep_last(cache: dict[Any, Any], most: int) -> None:
         del cache[oldest]
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core import Answer, Cost, Task
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 
 
 @dataclass
@@ -81,5 +81,4 @@ def sum_by_cause(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return totals
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -25,7 +25,7 @@ from ..errors import (
     list_some,
     shown,
 )
-from ..renamed import find_renamed
+from ..renamed import find_old_names
 from .codec import Codec, CostByPart, Encoded, KnownMask
 
 KnownMasks = Mapping[str, KnownMask | None]
@@ -339,5 +339,4 @@ def _memory_version(head: dict[str, Any]) -> str | None:
     return None if version is None else str(version)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from ... import trees
 from ...core import Packet, Report, Setup, Task, TaskSettings
 from ...errors import BudgetError, InputError, check
-from ...renamed import find_renamed
+from ...renamed import find_old_names
 from ...seeds import torch_rng
 from ...trees import Tree
 from ...wire.codec import Codec, Dense
@@ -306,5 +305,4 @@ def waits(clients: int, cohort: int, rounds: int) -> list[float]:
     return chances
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch import Tensor
 from ... import trees
 from ...channels.submodel import make_masked_packet
 from ...core import Carry, Packet
-from ...renamed import find_renamed
+from ...renamed import find_old_names
 from ...trees import Mask, Tree
 from ..stc import versions
 from ..stc.ternary import coded
@@ -228,5 +228,4 @@ def _view(views: ClientViews, client: int) -> Tree:
     return views.views.get(client, views.initial)
 
 
-def __getattr__(name: str) -> Any:
-    return find_renamed(__name__, name)
+__getattr__ = find_old_names(__name__)
