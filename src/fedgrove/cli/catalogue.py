@@ -175,7 +175,7 @@ class DoctorOptions(Options, DataDirOption):
 
     deploy: str | None = option(
         None,
-        "Check the server that runs on this machine with the keys of this folder, and no more.",
+        "Only check the server that runs on this machine with the keys in this folder.",
         "KEYS",
     )
 

@@ -33,7 +33,7 @@ class CompareOptions(Options, JsonOption):
     )
     _: KW_ONLY
     bytes: bool = option(
-        False, "Show what the bytes were spent on, next to the count of the method's paper."
+        False, "Show what the bytes were spent on, next to the bytes that the paper counts."
     )
     time: bool = option(False, "Show the virtual time until an accuracy is reached.")
     to: float | None = option(
@@ -45,7 +45,7 @@ class CompareOptions(Options, JsonOption):
     plot: str | None = option(None, "With --time, also write a page with a plot.", "FILE.html")
     page: str | None = option(
         None,
-        "Where to write the page.",
+        "Where to write the HTML report.",
         "FILE.html",
         without="next to the runs, or in this folder",
     )

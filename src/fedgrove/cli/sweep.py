@@ -112,7 +112,8 @@ def choose(options: ChooseCommand) -> None:
     """Try suitable methods for some rounds, and recommend one based on validation data.
 
     Methods that exceed --budget or do not fit the devices of --profile are skipped, with the
-    reason. Below the table are the recommendation, why, and the command for the full run.
+    reason. Below the table are the recommendation, the reason for it, and the command for the full
+    run.
     """
     options.check()
     load_torch(quiet=options.json)

@@ -51,7 +51,7 @@ class BenchEngineOptions(BenchOptions, PlotOption, DataDirOption):
     """Options of ``fedgrove bench engine``."""
 
     scene: str = option(
-        "har", "What is trained: har, cnn, resnet, all of these, or uci-har.", "NAME"
+        "har", "Network and data: har, cnn, resnet, all (these three), or uci-har.", "NAME"
     )
     repeats: int = option(5, "Number of rounds measured for each variant.", "N", **AT_LEAST_ONE)
     starts: int = option(
@@ -109,12 +109,12 @@ class BenchMethodsOptions(BenchOptions, PlotOption, DataDirOption):
     )
     device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
     precision: str = option(
-        "fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME"
+        "fp32", "Precision on CUDA: fp32, tf32 (faster matrix products) or bf16.", "NAME"
     )
     rounds: int = option(30, "Number of rounds of each run; methods divide them into phases.", "N")
     net: str | None = option(None, "A network (fedgrove list nets), or FILE.py:Class.", "NAME")
     cohort: int | None = option(None, "Number of clients that train in a round.", "M")
-    no_split: bool = option(False, "Measure times only, without the second run, which is profiled.")
+    no_split: bool = option(False, "Only measure times; leave out the second run with a profiler.")
 
 
 @bench.callback()

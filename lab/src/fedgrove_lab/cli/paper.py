@@ -67,10 +67,12 @@ class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOption
         None,
         "Number of seeds, from 0 on, or the seeds themselves, as in 3,5,7.",
         "N|S,S",
-        without="depends on the study",
+        without="depends on the table or figure",
         **SEEDS,
     )
-    data: str | None = option(None, "The only data set to use.", "NAME", without="all of the paper")
+    data: str | None = option(
+        None, "Use only this data set.", "NAME", without="all data sets of the paper"
+    )
     split: str | None = option(None, "How test data are held out: blocks or random.", "KIND")
     out: str | None = option(
         None, "Folder of the runs; runs that are already in it are resumed.", "DIR"
