@@ -13,7 +13,7 @@ is FedAvg's model.
 - Shared: the model.
 - A client uses: a personal model, pulled towards the shared one.
 - Bytes in the paper: 8 d M T.
-- Secure aggregation: yes; the shared model is averaged; the personal one stays on the client.
+- Secure aggregation: yes; the shared model is averaged; the personal one is kept on the client.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ whenever it is scored; ``tune=0`` is the paper's shared model before personalisa
 (``head=0``) this is FedAvg.
 
 - Shared: the body; the head stays random.
-- A client uses: the shared body under a head that it tunes for itself.
+- A client uses: the shared body, with a head that it tunes on its own data.
 - Bytes in the paper: 8 (d − d_head) M T.
 - Secure aggregation: yes; the body is averaged; the head stays on the client.
 """
@@ -35,9 +35,10 @@ class FedBABU(FedAvg):
     """A body that all train, under a head that stays random until a client tunes it for itself."""
 
     head: int = 1
-    """How many of the last layers that have parameters are the head."""
+    """Number of layers in the head: the last layers with parameters."""
     tune: int = 1
-    """Epochs in which a client tunes the head before it uses the model; 0: it stays random."""
+    """Epochs for which a client tunes the head before it uses the model; 0: the head stays
+    random."""
 
     def __post_init__(self) -> None:
         check(self.head >= 0, "head", self.head, "0 or more layers")

@@ -16,7 +16,7 @@ All M components travel both ways, the shares never. To use the components a cli
 to them once more. With one component this is FedAvg.
 
 - Shared: ``components`` models.
-- A client uses: a mixture of them, in its own shares.
+- A client uses: a mixture of these models, with personal shares.
 - Bytes in the paper: 8 C d M T.
 - Secure aggregation: yes; each component is averaged; a client's shares stay on the client.
 """
@@ -70,9 +70,9 @@ class FedEM:
     """A mixture of a few models for all, in shares of each client's own."""
 
     components: int = 3
-    """How many models every client mixes."""
+    """Number of models that every client mixes."""
     mean: Averaging = WeightedMean()
-    """Of each component over all clients: every client trains every component."""
+    """How each component is averaged over all clients: every client trains every component."""
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -16,7 +16,7 @@ model and c_k up. With alpha = 0 this is FedAvg.
 - A client uses: the shared model.
 - Bytes in the paper: (8 d + 4 d_gen) M T.
 - Secure aggregation: no; clients report how many examples of each label they have, and the server
-  keeps that per client.
+  stores these counts per client.
 """
 
 from __future__ import annotations
@@ -246,15 +246,15 @@ class FedGen(CommonParts):
     """One model for all, and a generator of features that clients learn from, too."""
 
     generated: GeneratedFeatures = GeneratedFeatures()
-    """The term that makes clients learn from generated features; ``alpha`` is its weight."""
+    """The loss term for generated features; ``alpha`` is its weight."""
     training: GeneratorTraining = GeneratorTraining()
     """How the server trains the generator."""
     samples: int = 256
-    """How many features a client draws in a round; every step sees all of them."""
+    """Number of features that a client draws in a round; every step uses all of them."""
     noise: int = 32
-    """How many random inputs the generator has."""
+    """Number of random inputs of the generator."""
     hidden: int = 256
-    """How many hidden units the generator has."""
+    """Number of hidden units of the generator."""
     _: KW_ONLY
     codec: Codec = Dense()
 

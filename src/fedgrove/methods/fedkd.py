@@ -13,8 +13,8 @@ as they are; a matrix that is not worth factoring travels whole. A mentor starts
 client first receives. A client uses s, or m_k (``use_mentor``). Without mentors (``distil`` = 0)
 and with all of the energy this is FedAvg.
 
-- Shared: a small model, sent back as factors of its update and taught by mentors that stay on the
-  clients.
+- Shared: a small model, distilled from mentors that are kept on the clients; its update is sent in
+  factors.
 - A client uses: the shared model, or its own mentor.
 - Bytes in the paper: 8 d_mentee M T, an upper bound.
 - Secure aggregation: no; clients send factors of their update, which must be multiplied before they
@@ -313,18 +313,18 @@ class FedKD:
     """A small model for all, sent as factors; each client has a larger one, which teaches it."""
 
     distil: float = 1.0
-    """The weight of what the two learn from each other; 0: there are no mentors."""
+    """The weight of the distillation between mentor and mentee; 0: there are no mentors."""
     mentee: str = ""
-    """The shared network by name, as --net takes it: "mlp:hidden=16"; "": as the mentor, which is
-    always the run's own."""
+    """The shared network by name, as --net takes it: "mlp:hidden=16"; "": that of the mentor, which
+    is always the network of the run."""
     use_mentor: bool = False
-    """Whether a client uses its mentor rather than the mentee."""
+    """Whether a client uses its mentor instead of the mentee."""
     energy: Energy = Energy()
-    """How much of an update's energy is sent, at the first round and at the last."""
+    """How much of an update's energy is sent, in the first round and in the last."""
     mean: Averaging = WeightedMean()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
-    """One that leaves zeros out: factors travel in shapes that the rank does not decide."""
+    """It must leave zeros out: the shapes in which factors are sent do not depend on the rank."""
 
     def __post_init__(self) -> None:
         check(self.distil >= 0, "distil", self.distil, "0 or more")

@@ -15,11 +15,11 @@ predictor for each task, given which is which: run it with ``per_task``. The pap
 trained before; a random one is of no use, so by default there is none. With a share of 1 for all
 this is then FedAvg.
 
-- Shared: a predictor, on a frozen encoder where one is given; each client keeps the channels that
-  matter to it, up to what fits its device.
-- A client uses: its own part.
+- Shared: a predictor, after a frozen encoder if there is one; each client keeps the channels that
+  matter to it, as many as fit on its device.
+- A client uses: its part of the shared model.
 - Bytes in the paper: 8 d_p M T, the mean over the widths.
-- Secure aggregation: no; clients choose their channels, and the server remembers whose are which.
+- Secure aggregation: no; clients choose their channels, and the server stores each client's choice.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class FedLPS(CommonParts):
     """A predictor on a frozen encoder; each client prunes it once, to the share it can hold."""
 
     encoder: float = 0.0
-    """The share of the layers, counted from the first as ``freeze`` counts them, that stay as they
-    start; for a start from trained weights."""
+    """The share of the layers, counted from the first as ``freeze`` counts them, that is not
+    trained; for runs that start from trained weights."""
     widths: tuple[float, ...] = ()
-    """Shares of channels, given to the clients in turn; empty: what each device can hold."""
+    """Shares of channels, assigned to the clients in turn; empty: what fits on each device."""
 
     starts_trained = True
     sends_later = "choose the mask of 'model' from their data"

@@ -19,7 +19,7 @@ Only b and m_k travel, one bit a weight. A client uses w m_k; biases and norm la
 were drawn too, running statistics are its own. With nothing pruned, nothing rescaled and no
 training (a ``scale`` that no score crosses) everybody uses the initial network.
 
-- Shared: which weights of a network that is never trained to use, a bit each.
+- Shared: a mask, one bit per weight, over a network whose weights are never trained.
 - A client uses: the initial weights under its own mask.
 - Bytes in the paper: 2 ⌈d_w / 8⌉ M T.
 - Secure aggregation: yes; clients send bits under their own masks. The vote is a sum of bits and a
@@ -73,10 +73,10 @@ class FedMask(CommonParts):
     density: float = 0.5
     """The share of each layer's weights that a client may use from its first round on."""
     scale: float = 0.001
-    """How far the server's bits move a score in a round: about one step of Adam."""
+    """How much the server's bits change a score in a round: about one step of Adam."""
     rescale: bool = True
     """Whether weights are scaled to the variance that a network of this density needs (He et al.
-    2015); False: as the network drew them."""
+    2015); False: the network's own initial weights."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

@@ -9,7 +9,7 @@ Round :math:`t`, cohort :math:`S_t`::
 
 KL~ leaves out every example's true class. With beta = 0 this is FedAvg.
 
-- Shared: the model; clients keep what it says of classes that an example is not of.
+- Shared: the model; clients preserve its predictions for the classes other than the true one.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d M T.
 - Secure aggregation: yes; the model is averaged.

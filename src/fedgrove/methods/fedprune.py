@@ -19,7 +19,7 @@ One rate for the network, which grows with progress. With ``adaptive``, c is ins
 maximises the loss reduction per time, PruneFL's own rule (-> RiskPerTime). Weights that come back
 start at 0. With density 1 this is FedAvg.
 
-- Shared: a model that is pruned further as it learns.
+- Shared: a sparse model that is pruned further during training.
 - A client uses: the shared sparse model.
 - Bytes in the paper: 8 M Σ_t d_ρ(t) + 4 d_w M n.
 - Secure aggregation: yes; clients send the importance of weights with the model; both are averaged.
@@ -77,14 +77,15 @@ class FedPrune(CommonParts):
     """One model for all, pruned step by step; squared gradients say which weights stay."""
 
     density: float = 0.3
-    """At the last step; with ``adaptive``, the least there may be."""
+    """Density after the last pruning step; with ``adaptive``, the minimum."""
     every: int = 5
-    """Rounds between steps."""
+    """Rounds between pruning steps."""
     contested: float = 0.3
-    """Of the weights in use, the share of each layer that pruned weights compete with at a step:
-    the smallest. More where the density falls by more."""
+    """The share of each layer's weights in use, the smallest ones, that compete with pruned weights
+    at a pruning step. It is larger if the density decreases by more."""
     adaptive: RiskPerTime | None = None
-    """How many weights stay, by PruneFL's own rule; None: a rate that grows with progress."""
+    """PruneFL's own rule for the number of kept weights; None: a rate that grows with the
+    rounds."""
     allocation: GlobalRank | Uniform | ERK = GlobalRank()
     """How the kept weights are divided among layers."""
 
@@ -279,8 +280,9 @@ class RiskPerTime:
     """
 
     fixed: float = 0.15
-    """What a round takes without any weight, as a share of what all of them add. (The authors'
-    coefficients for FEMNIST: 6.2 seconds, and 6.5e-6 seconds for each of 6.6 million weights.)
+    """The time of a round without any weight, relative to the time that all weights add. (The
+    authors' coefficients for FEMNIST: 6.2 seconds, and 6.5e-6 seconds for each of 6.6 million
+    weights.)
     """
 
     def __post_init__(self) -> None:

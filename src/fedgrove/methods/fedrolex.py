@@ -11,7 +11,7 @@ Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every l
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper as
 HeteroFL's page says.
 
-- Shared: the model; each client trains a window of channels that rolls on every round.
+- Shared: the model; each client trains a window of channels that moves in every round.
 - A client uses: the shared model.
 - Bytes in the paper: as ``heterofl``.
 - Secure aggregation: yes; as heterofl, with a window that moves.

@@ -6,10 +6,10 @@ on. With ``k=0`` nothing is clustered, its row "no clustering"; then, without th
 trains alone.
 
 - Shared: clustered copies of personal models, with ``k`` centroids per layer.
-- A client uses: its own model under its mask.
+- A client uses: its personal model under its mask.
 - Bytes in the paper: M T Σ_j (8 k + 2 ⌈log2 k⌉ W_j / 8 + 8 B_j).
-- Secure aggregation: yes; the model is averaged. Noise and secure sums undo the centroids: full
-  size.
+- Secure aggregation: yes; the model is averaged. With noise or secure sums messages are no longer
+  clustered: full size.
 """
 
 from __future__ import annotations

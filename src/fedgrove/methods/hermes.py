@@ -22,10 +22,11 @@ line is v_k = u_k, and both trainings and the choice are within the channels tha
 
 Differs from the original paper: docs/papers/hermes.md.
 
-- Shared: what sub-models have in common; before that, every client prunes channels alone.
+- Shared: the parameters that sub-models have in common; before that, every client prunes channels
+  alone.
 - A client uses: its own smaller model.
 - Bytes in the paper: 4 K (d + d_T) + 8 d_T M G.
-- Secure aggregation: no; clients choose their channels, and the server remembers whose are which.
+- Secure aggregation: no; clients choose their channels, and the server stores each client's choice.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Hermes(TwoStages):
     """Personal sub-models, pruned alone; every parameter is averaged over those who have it."""
 
     recover: bool = True
-    """Whether pruned channels are restored before the next step, as in SAFL. False: pruned channels
-    stay gone, as in its own paper."""
+    """Whether pruned channels are restored before the next step, as in SAFL. False: they are not
+    restored, as in Hermes's own paper."""
 
     # ---- the server ------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ FedAvg.
 - Shared: ``clusters`` models.
 - A client uses: the one with the lowest loss.
 - Bytes in the paper: 4 (C + 1) d M T.
-- Secure aggregation: no; clients report which model they chose, and are averaged with those who
-  chose the same.
+- Secure aggregation: no; clients report which model they chose, and are averaged with the clients
+  that chose the same model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class IFCA(CommonParts):
     """Several models; a client trains the one with the lowest loss on its data."""
 
     clusters: int = 3
-    """How many models."""
+    """Number of models."""
     _: KW_ONLY
     codec: Codec = Dense()
 

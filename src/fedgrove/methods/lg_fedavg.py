@@ -32,7 +32,7 @@ class LGFedAvg(FedAvg):
     """The client's own features under a head that all share."""
 
     shared: int = 2
-    """How many of the last layers that have parameters are shared."""
+    """Number of shared layers: the last layers with parameters."""
 
     def __post_init__(self) -> None:
         check(self.shared >= 1, "shared", self.shared, "1 or more layers")

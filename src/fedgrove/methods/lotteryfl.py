@@ -15,10 +15,11 @@ The accuracy is that of the model as it arrives, before this client trains it. A
 The server remembers every ticket, one bit a weight, so that only what is in it travels. Both sides
 draw w_0 from the seed. With density 1 this is FedAvg.
 
-- Shared: the model; each client has a sparse part of it, found by pruning and starting again.
-- A client uses: its own part.
+- Shared: the model; each client has a sparse part of it, found by pruning and training again from
+  the start.
+- A client uses: its part of the shared model.
 - Bytes in the paper: 4 Σ over draws of (down + up), if all prune each time.
-- Secure aggregation: no; clients choose their tickets, and the server keeps each.
+- Secure aggregation: no; clients choose their tickets, and the server stores each.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ class LotteryFL(CommonParts):
     """A shared model of which every client has a personal part, found by iterative pruning."""
 
     density: float = 0.5
-    """What a client's ticket has in the end, in every layer."""
+    """Density of a client's ticket at the end, in every layer."""
     rate: float = 0.1
     """The share of the weights in use that a client prunes at a time."""
     threshold: float = 0.2
-    """A client prunes only if the metric on its training data, before it trains, is at least as
-    good as this."""
+    """A client prunes only if the metric on its training data, before training, is at least as good
+    as this."""
 
     sends_later = "choose the mask of 'model' from their data"
 

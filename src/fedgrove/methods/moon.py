@@ -10,7 +10,8 @@ Round :math:`t`, cohort :math:`S_t`; p_k is what client k trained last::
 A client that trains for the first time has p_k = w: the term is then constant. With mu = 0 this is
 FedAvg.
 
-- Shared: the model; features stay near the shared model's, away from the client's last ones.
+- Shared: the model; features are kept close to the shared model's and away from the client's
+  previous ones.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d M T.
 - Secure aggregation: yes; the model is averaged; the last local one stays on the client.

@@ -192,9 +192,9 @@ class PFed1BS(CommonParts):
     """Personal models that share nothing but the signs of random projections, both ways."""
 
     share: float = 0.1
-    """m/n, the bits of a sketch for each parameter."""
+    """m/n, the number of bits in a sketch per parameter."""
     pull: SignPull = SignPull()
-    """The pull towards the consensus, with its weights and how sharp a sign is."""
+    """The pull towards the consensus, with its weights and the sharpness of its signs."""
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")

@@ -16,8 +16,8 @@ weights. phi_k never leaves the client; w_k travels under M_k. A client uses w M
 - Shared: the model; each client sends back the blocks that its own gating layer chose.
 - A client uses: these blocks of the shared model.
 - Bytes in the paper: 4 (d + s d_w + d − d_w) M T.
-- Secure aggregation: yes; clients choose blocks. A sum of values and a sum of masks is all the
-  server needs; dense.
+- Secure aggregation: yes; clients choose blocks. The server needs only a sum of values and a sum of
+  masks; messages are then dense.
 """
 
 from __future__ import annotations
@@ -254,9 +254,9 @@ class PFedGate(CommonParts):
     """One model, of which every client's own gating layer picks the blocks it can afford."""
 
     budget: float = 0.5
-    """The share of the weights that a client uses; 1: all, and there are no gates."""
+    """The share of the weights that a client uses; 1: all weights, without gates."""
     blocks: int = 5
-    """How many blocks each weight is cut into."""
+    """Number of blocks into which each weight tensor is divided."""
     gate: LocalTraining = LocalTraining(1, 32, SGD(0.1))
     """How the gating layer trains."""
 

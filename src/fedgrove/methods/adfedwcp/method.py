@@ -16,11 +16,12 @@ A client sends c_k and uses th_k M_k. The shared model never overwrites a person
 pulls; a pruned weight keeps its value, and may return. With nothing clustered (``Fixed(0)``) and no
 pull, every client trains alone.
 
-- Shared: clustered copies of personal models, with centroids by importance and bandwidth.
-- A client uses: its own model under its mask.
+- Shared: clustered copies of personal models; the number of centroids depends on importance and
+  bandwidth.
+- A client uses: its personal model under its mask.
 - Bytes in the paper: at ``k_max``, as ``fedwcp``.
 - Secure aggregation: no; clients report the importance of their layers and an accuracy; the server
-  keeps the first per client.
+  stores the importance of each client.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class State:
     most: int
     """Examples of any client."""
     omegas: dict[int, tuple[float, ...]]
-    """The importance of every layer, by client, as the client last said."""
+    """The importance of every layer, by client, as the client last reported it."""
     weighed: bool = False
     """Whether clients have weighed their layers before the first round."""
     accuracy: float | None = None
@@ -116,13 +117,15 @@ class AdFedWCP(CommonParts):
     """Personal models that send themselves clustered, by importance, data and bandwidth."""
 
     allocation: Adaptive | Fixed = Adaptive()
-    """How many centroids each layer of a client gets: ``Adaptive``, or ``Fixed`` for all alike."""
+    """How many centroids each layer of a client gets: ``Adaptive``, or ``Fixed`` (the same number
+    for all)."""
     importance: Literal["imprint", "magnitude", "gradient", "alike"] = "imprint"
-    """What layers are weighed by: imprinting, mean |w|, mean |w g|, or not at all, 1/L each."""
+    """How the importance of layers is measured: imprinting, mean |w|, mean |w g|, or equal (1/L
+    each)."""
     broadcast: int = 0
     """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
     returns: bool = True
-    """Whether a pruned weight keeps its value, as the paper says; False: it begins at 0 in the next
+    """Whether a pruned weight keeps its value, as in the paper; False: it starts at 0 in the next
     round, nearly as in the authors' code, and models become far sparser."""
     pull: AnnealedPull = AnnealedPull()
     """The pull towards the shared model; it fades over the rounds."""

@@ -27,11 +27,11 @@ With ratio 0 for all, ``grouping=None`` and no drift this is FedAvg. Differs fro
 leaves open is decided in docs/papers/fedapta.md. The least ratio of a layer is ours, so that weak
 devices are really faster (``prune.least``); ``fedapta:paper`` has none, and the literal grouping.
 
-- Shared: a model for each task that the server finds, as narrow as each device needs.
+- Shared: a model for each task that the server finds, cut to a width that suits each device.
 - A client uses: its group's model, cut to its ratio.
 - Bytes in the paper: 8 d_s M T, the mean over the ratios.
-- Secure aggregation: no; the server groups devices by what each one sent; the sub-models are the
-  server's choice, so noise can be added.
+- Secure aggregation: no; the server groups devices by their single updates; it chooses the
+  sub-models, so noise can be added.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class State:
     head: tuple[str, ...]
     """The tensors whose updates are compared."""
     ratios: dict[int, float]
-    """By device: the share of weights that it goes without."""
+    """By device: the share of weights that it does not get."""
     first: Tree
     """The initial parameters, where newcomers begin once there are several groups."""
     models: dict[int, Tree]
@@ -143,16 +143,16 @@ class FedAPTA(CommonParts):
     """A model per task, found by the server; every device trains it as narrow as it must."""
 
     ratios: tuple[float, ...] = ()
-    """Pruning ratios, given to the devices in turn; empty: by what fits on each device."""
+    """Pruning ratios, assigned to the devices in turn; empty: what fits on each device."""
     prune: LayerwiseL1 | UniformL1 | RollingWindow | RandomChannels = LayerwiseL1()
-    """Which channels a device goes without: FedAPTA's rule, FedLPS', FedRolex' or FedDrop's."""
+    """Which channels a device does not get: the rule of FedAPTA, FedLPS, FedRolex or FedDrop."""
     grouping: Hdbscan | None = Hdbscan()
     """How tasks are found; none: all devices are one group."""
     last: int = 1
-    """How many of the last fully connected layers are compared."""
+    """Number of last fully connected layers that are compared."""
     drift: bool = False
-    """Whether devices correct for their drift (FedDC). Messages are then twice as long; with SGD
-    only."""
+    """Whether devices correct their drift (FedDC). Messages are then twice as long; only with
+    SGD."""
     correct: DriftCorrection = DriftCorrection()
     """FedDC's correction, used with ``drift``; ``alpha`` is the weight of its penalty."""
     use: str = "cut"

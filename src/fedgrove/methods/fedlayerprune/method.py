@@ -21,11 +21,11 @@ what is exported is really smaller. With ``p_base`` 0 this is FedAvg.
 Differs from the paper: docs/papers/fedlayerprune.md. The preset ``literal`` has its rules as they
 are printed, ``reported`` the density of its tables.
 
-- Shared: a sparse model, each layer at its own rate, its mask voted on by the clients.
+- Shared: a sparse model; each layer has a different pruning rate, and clients vote on the mask.
 - A client uses: the shared smaller model.
 - Bytes in the paper: M Σ_t 2 (4 Σ_l r_lt d_l + d / 8).
-- Secure aggregation: yes; clients choose masks and send scores. Sums of values, masks and scores
-  are all the server needs; dense.
+- Secure aggregation: yes; clients choose masks and send scores. The server needs only sums of
+  values, masks and scores; messages are then dense.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class State:
     proportions: dict[int, float]
     """How strong each device is compared with the typical one; empty without ``devices``."""
     stability: float = 1.0
-    """The share of mask bits that the last round left as they were."""
+    """The share of mask bits that did not change in the last round."""
 
 
 @dataclass(frozen=True)
@@ -111,27 +111,27 @@ class FedLayerPrune(CommonParts):
     from ``density``."""
     density: float = 0.5
     """Without ``p_base``: the share of the prunable weights that a client keeps, averaged over the
-    rounds. Clients disagree, and so the vote leaves the shared model denser than that. Where rates
-    are measured, or devices have their own, it is only what they start from."""
+    rounds. Because clients disagree, the vote makes the shared model denser. If rates are measured,
+    or differ between devices, this is only their starting point."""
     p_max: float = 0.8
-    """No layer loses more than this share."""
+    """The largest pruning rate of a layer."""
     rates: KindAndDepth | Alike | Allocated | LearnedSensitivity = KindAndDepth()
     """How rates differ between layers."""
     schedule: Piecewise = Piecewise()
     """How rates grow over the rounds (Eq. 7)."""
     score: Fisher | Magnitude = Fisher()
-    """How much a weight matters."""
+    """How weights are scored."""
     hybrid: Hybrid | LiteralHybrid = Hybrid()
-    """How a client prunes channels first and weights then."""
+    """How a client prunes channels first and then weights."""
     vote: Vote = Vote(0.3)
     """How clients agree on one mask (Eq. 12)."""
     renormalise: bool = True
-    """Whether a weight's mean is over the clients that keep it. False: as the paper prints it,
-    where a weight that few keep shrinks."""
+    """Whether a weight's mean is over the clients that keep it. False: as printed in the paper,
+    which makes a weight smaller that few clients keep."""
     every: int = 5
-    """Rounds between two regrowths, R."""
+    """R, the rounds between two regrowths."""
     regrow: float = 0.05
-    """The share of pruned weights that come back, zeta."""
+    """zeta, the share of pruned weights that regrow."""
     devices: bool = False
     """Whether slower devices prune more (``--profile``)."""
 

@@ -27,12 +27,12 @@ group's model may lose its weakest channels, and a client whose device is too sm
 still (-> ChannelMasks, narrow_clients). With all of it off the model itself travels, and this is
 FedAvg (:data:`PRESETS`, "off").
 
-- Shared: a model per group that it finds, without its head; updates travel as a few signs, both
-  ways.
+- Shared: a model for each group that is found, without its head; updates are sent as a few signs,
+  both ways.
 - A client uses: a personal model, or its group's model with its own head and last step.
 - Bytes in the paper: M T (c(``up``) + c(``down``)) and evidence, or the budget.
-- Secure aggregation: no; clients report how their heads moved, and which kind of model did better;
-  groups, and what each client lacks, follow from single reports.
+- Secure aggregation: no; clients report the change of their heads, and which kind of model was
+  better; the server uses single reports for groups and for what each client lacks.
 """
 
 from __future__ import annotations
@@ -106,47 +106,48 @@ class Grove(CommonParts):
     down: float = 0.1
     """The share of a difference that the server sends, of each layer; 1: the model itself."""
     bytes: str | float | None = None
-    """Replaces the two shares: how much the run sends both ways, as a share of what FedAvg sends
-    with the same net, cohort and rounds ("1%", 0.01); less where half of each layer takes less.
-    Both directions get the same share."""
+    """Replaces the two shares: the bytes of the run, both ways, as a share of FedAvg's bytes with
+    the same net, cohort and rounds ("1%", 0.01). At most half of each layer is sent, which may take
+    less. Both directions get the same share."""
     budget: str | None = None
-    """Replaces ``bytes``: how much a client may send and receive in the whole run, on average
+    """Replaces ``bytes``: bytes that a client may send and receive in the whole run, on average
     ("8MB")."""
     server: Literal["auto", "views", "versions"] = "auto"
-    """How the server knows what clients have received: by a model for each client ("views"), or by
-    versions of each group's model ("versions"); "auto" takes views while all fit into 1 GiB."""
+    """How the server keeps track of what clients have received: as a model for each client
+    ("views"), or as versions of each group's model ("versions"); "auto" uses views if all fit into
+    1 GiB."""
     room: float = 4.0
-    """With versions: how much memory the server takes for updates that clients may have missed, in
-    sizes of the model."""
+    """With versions: the server's memory for updates that clients may have missed, in models."""
     step: float = 1.25
-    """How far the server goes along the mean update."""
+    """The server's learning rate: a factor of the mean update."""
     home: bool = True
-    """Whether the last layer and the norm layers stay on the client."""
+    """Whether the last layer and the norm layers are kept on the client."""
     own: Literal["none", "offset", "pulled", "chosen"] = "chosen"
     """What a client uses: its group's model ("none"); that model with a part of the client's last
-    step ("offset"); a personal model, pulled towards the group's ("pulled"); or whichever of the
-    last two does better in its group, on a part of the training data that changes with each round
-    and is left out of it ("chosen")."""
+    step ("offset"); a personal model, pulled towards the group's ("pulled"); or the better of the
+    last two in its group ("chosen"), measured on a part of the training data that is not trained on
+    and changes with each round."""
     keep: float = 0.5
-    """The part of its last step away from the group's model that a client keeps."""
+    """With an offset: the part of its last step away from the group's model that a client keeps."""
     pull: Proximal = Proximal(mu=0.1)
     """The pull of a personal model towards its group's."""
     finding: HeldOutGroups = HeldOutGroups()
     """How groups are found; ``most=1``: never."""
     forget: float = 0.3
-    """The share of a client's evidence that fades with each new report."""
+    """The share of a client's evidence that is dropped with each new report."""
     ask: int = 1000
-    """Evidence is kept of at most this many clients; others join a group with each report."""
+    """Maximum number of clients whose evidence is stored; others join a group with each report."""
     density: float = 1.0
     """The share of channels that a group's model keeps."""
     thin: float = 0.25
-    """Groups lose channels when they are found, or after this share of the rounds."""
+    """Channels are removed when groups are found, or after this share of the rounds."""
     fit: bool = True
-    """Whether a client whose device cannot hold or train the whole net has fewer channels."""
+    """Whether a client has fewer channels if its device does not have the memory or speed for the
+    whole net."""
     multiple: int = 8
-    """Widths are multiples of it where a layer is wide enough."""
+    """Widths are multiples of this if a layer is wide enough."""
     score: FilterL1 | FilterL2 = FilterL1()
-    """Which channels are kept: the largest."""
+    """How channels are scored; those with the highest scores are kept."""
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")

@@ -27,10 +27,11 @@ on it gets its part of w. Without a stage 1 this is FedBN.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/safl.md.
 
-- Shared: what sub-models have in common; before that, channels are pruned as similar clients prune.
+- Shared: the parameters that sub-models have in common; before that, similar clients are pulled
+  towards pruning the same channels.
 - A client uses: its own smaller model.
 - Bytes in the paper: 4 K (2 C d + d + C Σ_{t<T−1} d_t + Σ_t d_t) + 8 d_T M G.
-- Secure aggregation: no; clients report their cluster and choose channels, and the server remembers
+- Secure aggregation: no; clients report their cluster and choose channels, and the server stores
   both.
 """
 
@@ -112,8 +113,8 @@ class SAFL(TwoStages):
     """Personal sub-models, pruned as similar clients prune; what they share is averaged."""
 
     clusters: int = 1
-    """How many cluster models; 0: found. It begins with five (or one per client) and drops those
-    that no client chose for two rounds."""
+    """Number of cluster models; 0: starts with five (or one per client) and drops those that no
+    client chose for two rounds."""
     pull: GammaDistance = GammaDistance(0.004, to="model")
     """The pull towards the scales of the cluster's model; ``weight`` is mu."""
 

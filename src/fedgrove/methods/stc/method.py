@@ -15,11 +15,11 @@ Running statistics are no weights: they are averaged and sent whole. With ``head
 the last layer stays with the client. Where a direction is not compressed (a share of 1 that is not
 made ternary) the model itself travels; with both so, this is FedAvg.
 
-- Shared: the model; updates travel as a few signs, both ways, and what they leave out comes later.
-- A client uses: the shared model; with ``head=home`` under its own last layer.
+- Shared: the model; updates are sent as a few signs, both ways; what they leave out is sent later.
+- A client uses: the shared model; with ``head=home`` with its own last layer.
 - Bytes in the paper: M T (g(p_up) + K/M g(p_down)).
-- Secure aggregation: yes; updates are averaged. Noise and secure sums undo the three values going
-  up; what comes down stays ternary.
+- Secure aggregation: yes; updates are averaged. With noise or secure sums the uplink is no longer
+  ternary; the downlink still is.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ class STC(CommonParts):
     up: float = 0.01
     """The share of an update that a client sends."""
     down: float = 0.01
-    """The share of an update that the server publishes."""
+    """The share of an update that the server sends."""
     ternary: bool = True
-    """Whether what is sent is a sign times one magnitude; False: values as they are."""
+    """Whether values are sent as a sign times one magnitude; False: the values themselves."""
     scope: Scope = "model"
-    """Whether shares are of the whole model, or of each layer."""
+    """Whether the shares refer to the whole model or to each layer."""
     head: Literal["shared", "home"] = "shared"
-    """Whether the last layer is shared, or stays with the client (ours)."""
+    """Whether the last layer is shared, or kept on the client (ours)."""
     room: float = 4.0
-    """How much memory the server takes for updates that clients may have missed, in models."""
+    """The server's memory for updates that clients may have missed, in models."""
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
