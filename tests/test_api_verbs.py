@@ -111,7 +111,7 @@ def test_cost_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> 
     shape = ["--input", "6", "--net", "mlp", "--classes", "3"]
     assert main(["cost", "fedavg", "ditto", *shape, "--set", "mu=0.5", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    with pytest.warns(UserWarning, match="mu=0.5 is no setting of fedavg"):
+    with pytest.warns(UserWarning, match="mu=0.5 is not a setting of fedavg"):
         rows = fg.cost(["fedavg", "ditto"], input=(6,), net="mlp", classes=3, set={"mu": 0.5})
     assert json.loads(json.dumps(rows)) == printed
     assert fg.cost(methods.FedAvg(), **TINY)["method"] == "fedavg"

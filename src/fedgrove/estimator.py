@@ -167,8 +167,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         # Classes may be floats, but then each is there more often than once.
         if targets.dtype.kind == "f" and len(self.classes_) > len(targets) / 2:
             raise InputError(
-                f"y holds {len(self.classes_)} different numbers in {len(targets)} examples, which "
-                "are no classes; to predict numbers take fedgrove.FederatedRegressor."
+                f"y contains {len(self.classes_)} different numbers in {len(targets)} examples, "
+                "which are not classes; to predict numbers use fedgrove.FederatedRegressor."
             )
         # By number, so that what is predicted has the type that was given, floats too.
         numbers = np.searchsorted(self.classes_, targets)

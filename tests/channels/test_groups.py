@@ -213,7 +213,7 @@ def test_a_net_that_cannot_be_followed_says_so() -> None:
 
     with pytest.raises(
         InputError,
-        match="channels of Odd could not be followed, ValueError: not like this; write its",
+        match="channels of Odd could not be traced, ValueError: not like this; write its",
     ):
         assert find_groups(Net(Odd(), (2,)))
 

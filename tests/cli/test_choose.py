@@ -117,7 +117,9 @@ def test_other_files_are_not_touched(here: Path, capsys: pytest.CaptureFixture[s
     (here / "mine").mkdir()
     (here / "mine" / "thesis.txt").write_text("years of work")
     said = refused(capsys, *SMALL, "--out", "mine", beside=1)
-    assert said == "mine holds other files, and nothing is overwritten; give another.\n"
+    assert (
+        said == "mine contains other files, and nothing is overwritten; give a different folder.\n"
+    )
     assert [path.name for path in (here / "mine").iterdir()] == ["thesis.txt"]
 
 
@@ -133,7 +135,7 @@ def test_an_interruption_says_how_to_go_on(here: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (
-        "Interrupted. What is trained is kept; to continue, repeat the command with --out mine"
+        "Interrupted. Finished training is kept; to continue, repeat the command with --out mine"
         in err
     )
 

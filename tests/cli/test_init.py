@@ -81,7 +81,7 @@ def test_a_table_says_what_starts_from_scratch_where_the_paper_does_not(
     method: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No column does: all runs are alike in it."""
-    said = f"{method} started from scratch, its paper from trained weights: no init= was given"
+    said = f"{method} started from scratch, but its paper starts from trained weights: no init= was given"
     for name in (method, "fedavg"):
         summary_of(capsys, "run", name, *WORDS, *NET, "--out", name)
     assert main(["compare", method, "fedavg"]) == 0

@@ -36,7 +36,10 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --set lr=-1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --lr -1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --epochs 0", "local.epochs is 0; it must be 1 or more."),
-        ("run ditto --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
+        (
+            "run ditto --set nosuch=1",
+            "there is no setting of ditto 'nosuch'. There are: codec, ",
+        ),
         (
             "run adfedwcp --dry-run --set pull.origin=nowhere",
             "there is no setting of adfedwcp 'pull.origin'",
@@ -58,9 +61,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ),
         (
             "run adfedwcp --dry-run --set objective=GammaDistance",
-            "the objective is GammaDistance(), which learns nothing from the targets: it is only "
-            "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, objective "
-            f"must be {' or '.join(LOSSES)}.",
+            "the objective is GammaDistance(), which does not use the targets: it can only be "
+            "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, "
+            f"objective must be {' or '.join(LOSSES)}.",
         ),
         ("run fedmask --set objective=GammaL1", "the objective is GammaL1(), which learns nothing"),
         ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which learns "),
@@ -189,7 +192,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("paper --table 2", "NAME is missing; see: fedgrove paper --help"),
         (
             "paper ca-afp",
-            "neither --table nor --figure was given; ca-afp has --table 1, 2, 3, 4 and --figure 2, 3, 4.",
+            "neither --table nor --figure was given; ca-afp has --table 1, 2, 3, 4 and --figure "
+            "2, 3, 4.",
         ),
         (
             "paper ca-afp --table 7",

@@ -122,7 +122,7 @@ def look_at_the_page(path: str) -> None:
             refused.value.close()
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
-        assert server.stderr.read() == "fedgrove: no longer watching; the run goes on.\n"
+        assert server.stderr.read() == "fedgrove: no longer watching; the run continues.\n"
 
 
 def made_up(rounds: int) -> Path:

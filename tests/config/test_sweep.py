@@ -206,8 +206,8 @@ def test_a_member_that_fails_does_not_touch_the_others(
     bad = ends[1]
     assert isinstance(bad, Failure)
     assert bad.why.startswith(
-        "the exchange of round 1 was abandoned 3 times: 0 of 2 clients sent a usable report, and the quorum is 1: "
-        "client 0 sent model with values that are not finite in fc1.weight;"
+        "the exchange of round 1 was abandoned 3 times: 0 of 2 clients sent a usable report, and "
+        "the quorum is 1: client 0 sent model with values that are not finite in fc1.weight;"
     )
     assert {name: contents(tmp_path / "all" / name) for name in four()} == each
     assert read(tmp_path / "all")["members"]["bad-s0"] == {"state": "failed", "why": bad.why}
@@ -364,7 +364,7 @@ def test_an_interruption_says_how_to_go_on(data: Any, tmp_path: Path) -> None:
     out = tmp_path / "all"
     how = f"resume with: fedgrove resume {out}"
     if data is TINY:
-        how = "to go on, make the same sweep again from Python."
+        how = "to continue, run the same sweep again from Python."
     said = re.escape(f"Interrupted. 0 of 4 runs are finished; {how}")
     with pytest.raises(KeyboardInterrupt, match=f"^{said}$"):
         sweep(four(data=data), out, engine="serial", watch=stop_after(3, KeyboardInterrupt))

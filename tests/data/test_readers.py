@@ -206,7 +206,7 @@ def test_a_folder_for_each_client(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "more" / "README.md").write_text("hello")
     federation = data.load(tmp_path / "more", **CUT)
     assert federation.names == dict(enumerate(USERS))
-    assert federation.notes == ("files that are no data are ignored: README.md",)
+    assert federation.notes == ("files that are not data are ignored: README.md",)
 
 
 def test_semicolons_a_mark_of_encoding_and_empty_lines(folder: Path) -> None:
@@ -311,9 +311,11 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         data.load(folder, **CUT)
     text = str(caught.value)
     wanted = [
-        "watch-01.csv (client watch-01), column 'ay' contains 'oops' in 1 of 360 rows, first in line 12",
+        "watch-01.csv (client watch-01), column 'ay' contains 'oops' in 1 of 360 rows, first in "
+        "line 12",
         "watch-01.csv (client watch-01), column 'ay' is empty in 1 of 360 rows, first in line 14",
-        "watch-01.csv (client watch-01), column 'activity' has no label in 1 of 360 rows, first in line 13",
+        "watch-01.csv (client watch-01), column 'activity' has no label in 1 of 360 rows, first "
+        "in line 13",
         "watch-07.csv (client watch-07) has no column 'az', and has 'gz' instead",
         "watch-12.csv (client watch-12) has no 16 rows of one label in a row",
     ]
@@ -440,7 +442,7 @@ def test_notes_on_classes_and_clients(folder: Path) -> None:
     path = folder / "watch-07.csv"
     path.write_text(path.read_text().replace("walk", "Walk"))
     federation = data.load(folder, **CUT)
-    note = "classes that differ only by capitals or blanks are different classes: 'Walk' and 'walk'"
+    note = "classes that differ only in case or spaces are different classes: 'Walk' and 'walk'"
     assert federation.notes == (note,)
     path.unlink()
     assert "there is one client only, watch-12" in data.load(folder, **CUT).notes[0]

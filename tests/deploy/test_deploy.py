@@ -185,7 +185,7 @@ def test_data_that_do_not_fit_are_refused(
 
 def test_names_of_files_stay_on_the_node(tmp_path: Path, caplog: Any) -> None:
     """A client is called after its file; the path in an error is in the node's own log only."""
-    notes = ("there is one client only, anna: there is nothing to federate", "synthetic")
+    notes = ("there is one client only, anna, so nothing is learnt from other clients", "synthetic")
     named = replace(all_data(), name="anna", names={0: "anna"}, notes=notes)
     said = enrolment.describe_client(named, 0)
     assert "anna" not in json.dumps(said)

@@ -76,7 +76,7 @@ def test_the_printed_set_up_has_no_problem(site: Site) -> None:
     code, table = examined(site)
     assert code == 1
     for what in ("node-0 (644)", "superlink.db (640)", "first (755)"):
-        assert f"PROBLEM: others have rights to {site.path}" in table
+        assert f"PROBLEM: other users have rights to {site.path}" in table
         assert what in table
 
 
@@ -104,8 +104,8 @@ def test_an_open_server_is_found(tmp_path: Path) -> None:
     print(got.stdout)
     assert got.returncode == 1, got.stdout + got.stderr
     assert "open to the network; start it with --host 127.0.0.1" in got.stdout
-    assert "lets everyone start runs and register nodes, with ca.crt alone" in got.stdout
-    assert "lets in every key, also one that nobody registered; start the SuperLink" in got.stdout
+    assert "lets everyone start runs and register nodes, with only ca.crt" in got.stdout
+    assert "admits every key, even one that was not registered; start the SuperLink" in got.stdout
     assert "PROBLEM: 022; start it after `umask 077`" in got.stdout
     assert "superlink.db (644)" in got.stdout
 

@@ -46,7 +46,7 @@ FEW_METHODS = ["fedavg", "ca-afp", "heterofl"]
 
 REFUSED = {
     "channels": r"cannot be used with net \w+: it has no channels that can be removed\.",
-    "norms": r"cannot be used with net \w+: it has no norm layers behind its channels; score",
+    "norms": r"cannot be used with net \w+: it has no norm layers after its channels; score",
     "weights": r"cannot be used with net \w+: it has no weights that can be pruned",
     "layers": r"cannot be used with net \w+: the last 2 layers are shared, and it has 1 with",
     "complex": r"net 'Fourier' has 'filters' of type torch.complex64; parameters are real",

@@ -113,7 +113,7 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
             RANGED,
             "client 4 sent group = -inf, which is not finite.",
         ),
-        (GOOD, RANGED, "client 4 sent no group, which the answer must hold."),
+        (GOOD, RANGED, "client 4 sent no group, which the answer must contain."),
         (
             replace(GOOD, metrics={"group": 3}),
             RANGED,
@@ -191,12 +191,12 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
         (
             giving(SPARSE, {"weight": ~MASK["weight"]}),
             MASKED_HOLDS,
-            "client 4 sent model with another mask than it was sent.",
+            "client 4 sent model with a mask that differs from the one it was sent.",
         ),
         (
             giving(SPARSE, MASK | {"bias": torch.ones(2).bool()}),
             MASKED_HOLDS,
-            "client 4 sent model with another mask than it was sent.",
+            "client 4 sent model with a mask that differs from the one it was sent.",
         ),
         (
             giving(MODEL, MASK),

@@ -240,7 +240,7 @@ def test_what_a_client_remembers_is_checked_when_it_is_read(tmp_path: Path) -> N
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     # A run that is resumed has nothing at hand but the files.
     memory = Memory(tmp_path)
-    with pytest.raises(DamageError, match=rf"{path.name} is damaged: it is not what was written"):
+    with pytest.raises(DamageError, match=rf"{path.name} is damaged: its content has changed"):
         memory.read(0, version)
     path.unlink()
     with pytest.raises(DamageError, match=rf"{path.name} is missing"):

@@ -328,7 +328,10 @@ def test_a_table_about_the_data_trains_nothing(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--rows x", "--rows is 'x'; it must be left out: a table about the data trains nothing."),
+        (
+            "--rows x",
+            "--rows is 'x'; it must be left out: a table about the data does not train anything.",
+        ),
         ("--rounds 3", "--rounds is 3; it must be left out: "),
         ("--seeds 1,2", "--seeds is "),
         ("--engine warp", "there is no engine 'warp'"),

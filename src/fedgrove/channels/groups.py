@@ -111,8 +111,8 @@ def complete_channels(groups: Sequence[ChannelGroup], channels: Mapping[str, Ten
         check(given == expected, f"the shape of channels '{name}'", given, f"{expected}")
         if not bool(kept.any()):
             raise InputError(
-                f"all {sizes[name]} channels of group '{name}' are to be removed; at least one "
-                "must stay: keep the best."
+                f"all {sizes[name]} channels of group '{name}' would be removed; at least one must "
+                "be kept: keep the best."
             )
     complete: Channels = {}
     for name, size in sizes.items():

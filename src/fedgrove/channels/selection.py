@@ -43,7 +43,7 @@ class Gamma:
                 scores[group.name] = total / len(norms)
         if not scores:
             raise UnfitError(
-                "it has no norm layers behind its channels; score them by FilterL1 or FilterL2 "
+                "it has no norm layers after its channels; score them by FilterL1 or FilterL2 "
                 "instead (--set score=FilterL1)."
             )
         return scores

@@ -116,22 +116,22 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], scores: Scores) -> str
     if planned.budget is not None:
         spent += f", of a budget of {size(planned.budget)}"
     parts = [
-        f"Take {pick.method}{tuning}: {score} on validation data after {pick.rounds} "
-        f"of {count(planned.rounds, 'round')}{spent}."
+        f"Use {pick.method}{tuning}: {score} on validation data after {pick.rounds} of "
+        f"{count(planned.rounds, 'round')}{spent}."
     ]
     if len(final) > 1:
         parts.append(_explain_lead(measure_margin(pick, final[1]), final[1].method, scores))
     cheaper = _find_cheaper(final)
     if cheaper is not None:
         parts.append(
-            f"{cheaper.method} is within the noise of it and takes {size(cheaper.bytes_each)}: "
-            "take that one on a slow network."
+            f"{cheaper.method} is within the noise of it and takes {size(cheaper.bytes_each)}: use "
+            "it on a slow network."
         )
     rising = _find_rising(final, planned.rounds)
     if rising is not None:
         parts.append(
-            f"{rising.method} was still gaining when its trial ended, and may overtake in the full "
-            "run: a longer --trial would tell."
+            f"{rising.method} was still improving when its trial ended, and may overtake in the "
+            "full run: a longer --trial would show."
         )
     return " ".join(parts)
 
@@ -147,10 +147,10 @@ def _explain_lead(lead: Margin, other: str, scores: Scores) -> str:
     if lead.is_clear:
         return f"{measured}, which is clear."
     if lead.is_noise:
-        return f"{measured}, which is within the noise: either may be the better."
+        return f"{measured}, which is within the noise: either may be better."
     if lead.is_one_seed:
         return f"{measured}; one seed: not sure."
-    return f"{measured}, which is likely, not certain."
+    return f"{measured}, which is likely but not certain."
 
 
 def _find_cheaper(final: Sequence[Trial]) -> Trial | None:
@@ -241,7 +241,7 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
         seeds = len(found["seeds"])
         then = ""
         if seeds > 1:
-            then = f"; then those that go on, on {seeds} seeds"
+            then = f"; then the promising ones, on {seeds} seeds"
         print_text(
             f"would try {', '.join(found['would_try'])}: {count(found['trial_rounds'], 'round')} "
             f"each, of {found['full_rounds']} in full, on one seed{then}"

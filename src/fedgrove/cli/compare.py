@@ -141,10 +141,10 @@ def _write_usual_page(found: Comparison, force: bool) -> None:
             found.page().write(path, force=force)
         print(f"Page: {path}")
     except EngineError as error:
-        print(f"fedgrove: no page: {error}", file=sys.stderr)
+        print(f"fedgrove: no report was written: {error}", file=sys.stderr)
     except InputError:
-        sentence = f"{path} is no page of fedgrove; give --page FILE.html or --force."
-        print(f"fedgrove: no page: {sentence}", file=sys.stderr)
+        sentence = f"{path} was not written by fedgrove; give --page FILE.html or --force."
+        print(f"fedgrove: no report was written: {sentence}", file=sys.stderr)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from ..options.groups import METHOD, TimeoutOption
 from ..report.terminal import show_status
 
 TEMPLATES = Path(__file__).parent / "templates"
-FOLDER = argument("A folder that is empty or does not exist yet.", "DIR")
+FOLDER = argument("A folder that is empty or does not exist.", "DIR")
 
 
 @option_class
@@ -60,7 +60,7 @@ class KeysOptions(Options):
     nodes: int = option(3, "Number of nodes that get a key.", "N")
     host: Sequence[str] = option(
         (),
-        "A name or address of the server, besides localhost; can be repeated.",
+        "A name or address of the server, in addition to localhost; can be repeated.",
         "HOST",
         checked_as=Any,
         is_repeated=True,
@@ -115,5 +115,5 @@ def proxy(options: ProxyOptions) -> None:
     options.check()
     from ..deploy.proxy import serve_nodes
 
-    print(f"Nodes connect to {options.host}:{options.port}; Ctrl-C ends this.", flush=True)
+    print(f"Nodes connect to {options.host}:{options.port}; press Ctrl-C to stop.", flush=True)
     serve_nodes(options.folder, options.host, options.port, options.superlink)

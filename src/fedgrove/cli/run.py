@@ -45,7 +45,8 @@ class RunCommand(JsonOption, DryRunOption, TrustOption, RunOptions):
 
     config: str | None = option(
         None,
-        "Read options and settings from a file or an earlier run; options given here replace them.",
+        "Read options and settings from a file or an earlier run; options given here override "
+        "them.",
         "FILE.toml|RUN",
         complete="runs",
         only="command line",

@@ -83,7 +83,7 @@ def watch(options: WatchOptions) -> None:
             else:
                 statuses = _show(following)
     except KeyboardInterrupt:
-        print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
+        print("fedgrove: no longer watching; the run continues.", file=sys.stderr)
         return
     _say_the_end(statuses)
     if any(status.state != "finished" for status in statuses):
@@ -198,7 +198,8 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
         server = Server((LOOPBACK, port), handler_of(str(following.path), lambda: seen["statuses"]))
     except OSError as error:
         raise InputError(
-            f"--port is {port}, which cannot be used: {error.strerror or error}; choose another."
+            f"--port is {port}, which cannot be used: {error.strerror or error}; choose a "
+            "different port."
         ) from None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
     thread.start()

@@ -273,8 +273,8 @@ def read_config(
         if name not in replaced:
             kept.pop(name, None)
             refusals.add(
-                f"the {name} of {place} was made in Python, which a file cannot hold; run the "
-                "same script again, or give another one together with the file."
+                f"the {name} of {place} was made in Python, which a file cannot contain; run the "
+                "same script again, or give a different one together with the file."
             )
     options = read_options(kept, refusals)
     method = None
@@ -320,7 +320,7 @@ def _parse(text: str, place: Path) -> dict[str, Any]:
         raise InputError(
             f"{place} is of format {given}, and this version of fedgrove reads format "
             f"{CONFIG_FORMAT}, in which some names and defaults changed; write the options that "
-            "matter to you into a new file, without a format."
+            "you need into a new file, without a format."
         )
     return document
 

@@ -117,7 +117,7 @@ def _with_settings(
         having = {type(each.method) for each in varied if has_setting(each.method, text, recipe)}
         lacking = [each.label for each in chosen if type(each.method) not in having]
         if lacking:
-            warn(f"{text} is no setting of {', '.join(lacking)}.")
+            warn(f"{text} is not a setting of {', '.join(lacking)}.")
     return {variant.label: variant.method for variant in varied}
 
 

@@ -163,8 +163,8 @@ def _value(value: Any, key: str, code: dict[str, str]) -> Any:
     if isinstance(value, bool | int | float | str):
         return value
     raise InputError(
-        f"{key} holds a {type(value).__name__}, which config.toml cannot hold; parts are made of "
-        "numbers, text, tuples and other parts."
+        f"{key} contains a {type(value).__name__}, which config.toml cannot contain; parts consist "
+        "of numbers, text, tuples and other parts."
     )
 
 
@@ -253,7 +253,9 @@ def _check_same_data(known: Any, data: Federation) -> None:
             "run was started with: data=fedgrove.load(..., label=..., window=...)."
         )
     if not isinstance(known, dict):
-        raise InputError("[data] of config.toml is no table; restore the file as it was written.")
+        raise InputError(
+            "[data] of config.toml is not a table; restore the file as it was written."
+        )
     now = _described(data)
     for option, value in known.items():
         if now.get(option) != value:
@@ -307,7 +309,7 @@ def check_trust(
         path = Path(spec.rpartition(":")[0] or spec)
         raise InputError(
             f'{folder / file} has {option} = "{spec}", so the code in {path.absolute()} '
-            "would be run. If you trust it, say so with --trust (in Python: trust=True)."
+            "would be run. If you trust it, add --trust (in Python: trust=True)."
         )
 
 
@@ -346,7 +348,7 @@ def _check_unchanged(place: Path, known: Any, what_to_do: str) -> None:
     if known is not None and now != known:
         raise InputError(
             f"{place.absolute()} has changed since the run was started (its SHA-256 was "
-            f"{str(known)[:12]} and is {now[:12]}), so the run would end otherwise; {what_to_do}"
+            f"{str(known)[:12]} and is {now[:12]}), so the result would differ; {what_to_do}"
         )
 
 

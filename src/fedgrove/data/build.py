@@ -105,7 +105,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
             left_out.append(client_name)
     if not parts:
         raise InputError(
-            f"no client of {name} has enough examples to hold some out; "
+            f"no client of {name} has enough examples for a test part; "
             f"{_describe_need(dataset, kind)}"
         )
 

@@ -172,7 +172,7 @@ def _read_arrays(name: str, named_set: NamedSet, data_dir: str | Path | None) ->
     if found is None:
         files = " or ".join(f"'{each.files[0]}'" for each in named_set.formats)
         raise MissingError(
-            f"{name} was not found: looked for {files} in {_list_folders(places)}"
+            f"{name} was not found: searched for {files} in {_list_folders(places)}"
             f"{_describe_incomplete(places, named_set.formats)}. {_advise(named_set)}; "
             f"{_list_built_in()} need no files."
         )
@@ -328,7 +328,7 @@ def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                raise ValueError("it holds one bare array")
+                raise ValueError("it contains one array without a name")
             contents = {key: loaded[key] for key in loaded.files}
     except FileNotFoundError:
         raise InputError(

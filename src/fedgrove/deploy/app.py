@@ -132,8 +132,8 @@ def write_app(
 def _check_free(path: Path) -> None:
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise InputError(
-            f"{path} is there and not empty; an app is only written into a folder that is empty or "
-            "not there yet."
+            f"{path} is not empty; an app is only written into a folder that is empty or does not "
+            "exist."
         )
 
 
@@ -286,9 +286,10 @@ from fedgrove import data
 def own_data(partition, node_config):
     """The data of client number `partition`, from its own files: a fedgrove.data.Federation.
 
-    As it is written here, every node deals out the same data set and takes its own part, which is
-    good for a try. Data of your own: data.load("/folder/on/this/node", label=...), or
-    data.from_arrays(x, y). `node_config` is what the node was started with (--node-config).
+    As written here, every node divides the same data set in the same way and takes its own part,
+    which is enough for a quick test. For your own data: data.load("/folder/on/this/node",
+    label=...), or data.from_arrays(x, y). `node_config` has the options that the node was started
+    with (--node-config).
     """
     return data.load(
         "{name}",
@@ -307,18 +308,19 @@ LABELS = [{labels}]
 def own_data(partition, node_config):
     """The data of client number `partition`, from its own files: a fedgrove.data.Federation.
 
-    A node that has files of its own, and no other's, is started with the path of their folder:
-    --node-config "partition-id=0 data='/folder/on/this/node'". A folder with the files of all
-    clients will do for a try: each node takes the client with its number, in the order of names.
+    If a node has only the files of its client, start it with the path of their folder:
+    --node-config "partition-id=0 data='/folder/on/this/node'". For a quick test, a folder with the
+    files of all clients is enough: each node takes the client with its number, in the order of
+    names.
     """
     found = data.load(
         node_config.get("data", PLACE),
 {words}    )
-    # On all nodes the same class must have the same number, also where a node never saw it.
+    # A class must have the same number on all nodes, even on a node that has no example of it.
     return deploy.with_labels(found, LABELS)
 '''
 
-_SERVER = '''"""The server's half: it has no data."""
+_SERVER = '''"""The server of the app: it has no data."""
 
 import os
 from pathlib import Path
@@ -326,13 +328,13 @@ from pathlib import Path
 from fedgrove import deploy
 
 HERE = Path(__file__).parent
-# Run folders are for the user of the server only.
+# Only the server's user can read run folders.
 os.umask(0o077)
 
 app = deploy.server_app(HERE / "config.toml", code={code})
 '''
 
-_CLIENT = '''"""A node's half."""
+_CLIENT = '''"""The client of the app: it runs on a node."""
 
 import os
 from pathlib import Path
@@ -342,7 +344,7 @@ from fedgrove import deploy
 from {package}.data import own_data
 
 HERE = Path(__file__).parent
-# Personal models are for the user of this node only.
+# Only the node's user can read personal models.
 os.umask(0o077)
 
 app = deploy.client_app(own_data, code={code})
@@ -380,23 +382,23 @@ def _readme(name: str, clients: int, out: str, is_own: bool) -> str:
 
 
 _ELSEWHERE = """
-It reads the files that the app was written with. A node that has files of its own is told where:
+The node reads the files that the app was written with. If its files are elsewhere, add their folder:
 `--node-config "partition-id=0 data='/folder/on/this/node'"`.
 """
 
 _README = """# {name} on Flower
 
-An app for {clients} clients. Every machine has fedgrove and Flower, the same version everywhere
+An app for {clients} clients. Install the same version of fedgrove and Flower on every machine
 (`pip install 'fedgrove[flower]'`). The app itself goes to the server with `flwr run`, and from
 there to the nodes.
 
 - `fedgrove_app/data.py`: where a node's own data come from. **This is the file to change.**
 - `fedgrove_app/config.toml`: method, network, rounds, settings.
 - `pyproject.toml`, under `[tool.flwr.app.config]`: `out` (the run folder, on the server), `clients`
-  (how many nodes must take part), `wait` (seconds that they are waited for), `timeout` (seconds
-  after which a client that has not answered is lost; longer than a slow device trains).
+  (number of clients), `wait` (seconds to wait for them), `timeout` (seconds after which a client that
+  has not answered is dropped; choose it longer than a slow device needs for training).
 
-## A try on this machine, without TLS
+## A quick test on this machine, without TLS
 
 In one terminal, the server:
 
@@ -405,13 +407,13 @@ umask 077
 flower-superlink --insecure --disable-runtime-dependency-installation --database superlink.db
 ```
 
-In another, for each client a node with its number and a port of its own (9100, 9101, ...):
+In another one, for each client, a node with its number and a different port (9100, 9101, ...):
 
 ```sh
 flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9100 --node-config "partition-id=0"
 ```
 {own}
-In a third, once: tell `flwr` where the server is, in `~/.flwr/config.toml`:
+In a third one, once: add the address of the server to `~/.flwr/config.toml`:
 
 ```toml
 [superlink.try]
@@ -425,8 +427,8 @@ Then, in this folder:
 flwr run . try --stream
 ```
 
-The run folder is `{out}`, where the server was started; `fedgrove compare {out}` shows it.
-To go on after the server was stopped, type the last command again. For another run:
+The run folder is `{out}`, in the folder in which the server was started; `fedgrove compare {out}` shows it.
+To continue after the server was stopped, repeat the last command. For another run:
 
 ```sh
 flwr run . try --stream --run-config "out='{out}-2'"
@@ -434,11 +436,11 @@ flwr run . try --stream --run-config "out='{out}-2'"
 
 ## On real machines
 
-With TLS and a key for each node, so that nobody reads along and nobody else joins:
+With TLS and a key for each node, so that nobody else can read the messages or join:
 
 ```sh
 fedgrove keys keys --nodes {clients} --host fl.example.org
 ```
 
-It prints the commands. More: docs/deploy.md of fedgrove.
+It prints the commands. See also docs/deploy.md of fedgrove.
 """

@@ -387,7 +387,7 @@ def describe_clock(node: EnrolledClient, asked: float, answered: float) -> str:
     if behind > ahead:
         which = f"{behind:.0f} s behind"
     return (
-        f"the clock of client {node.partition} is {which} the server's; set it, for instance with "
+        f"the clock of client {node.partition} is {which} the server's; set it, for example with "
         "NTP, because Flower drops messages by their time."
     )
 
@@ -490,7 +490,7 @@ def check_half(said: Head, own: Head, who: str = "the node") -> None:
         InputError: Method, network, codec or initial weights differ.
     """
     words = {
-        "method": "another method, or other settings of it",
+        "method": "a different method, or different settings of it",
         "net": "another network",
         "codec": "another codec",
     }

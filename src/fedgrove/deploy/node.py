@@ -92,7 +92,7 @@ class Node:
             return enrolment.describe_client(federation, partition) | {"time": time.time()}
         if asked == "join":
             return self._join(str(question.get("config")), partition, node_config)
-        raise InputError(f"the server asks {asked!r}, which this version does not know.")
+        raise InputError(f"the server requests {asked!r}, which this version does not know.")
 
     def _join(self, config: str, partition: int, node_config: Mapping[str, Any]) -> Head:
         """Build this side of a run, and store its config for a restart of the node."""
@@ -102,8 +102,8 @@ class Node:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"the node's folder {folder} cannot be made: {error.strerror or error}; name "
-                "another one by FEDGROVE_HOME."
+                f"the node's folder {folder} cannot be made: {error.strerror or error}; set a "
+                "different folder with FEDGROVE_HOME."
             ) from None
         write_bytes(folder / "config.toml", config.encode(), sync=True)
         LOG.info("client %d takes part in run %s", partition, folder.name)
@@ -132,7 +132,7 @@ class Node:
     def _folder(self, name: str, partition: int, node_config: Mapping[str, Any]) -> Path:
         # The name comes from the server: a slash or dots could lead out of the folder.
         if not name.isalnum():
-            raise InputError(f"{name!r} is no name of a run.")
+            raise InputError(f"{name!r} is not the name of a run.")
         given = node_config.get("home", self.home) or os.environ.get("FEDGROVE_HOME")
         if given:
             home = Path(str(given))
@@ -198,7 +198,7 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
         LOG.error("own_data: %s", explain_error(error))
         raise InputError(
             f"client {partition} cannot read its data ({type(error).__name__}); the log of its "
-            "node says why."
+            "node gives the reason."
         ) from error
     if not isinstance(federation, Federation):
         raise InputError(
@@ -212,7 +212,8 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
     else:
         raise InputError(
             f"this node is client {partition}, and its data have clients 0 to "
-            f"{len(federation.clients) - 1}; give it data with that client, or with one alone."
+            f"{len(federation.clients) - 1}; give it data with that client, or with only one "
+            "client."
         )
     if not len(client.train):
         raise InputError(f"client {partition} has no training examples; it cannot take part.")

@@ -170,7 +170,10 @@ def _describe_clock(age: float) -> str:
     which = "behind"
     if age < 0:
         which = "ahead of"
-    return f"the clock of this node is {abs(age):.0f} s {which} the server's; set it, as with NTP"
+    return (
+        f"the clock of this node is {abs(age):.0f} s {which} the server's; set it, for example "
+        "with NTP"
+    )
 
 
 @lru_cache(maxsize=1)
@@ -209,7 +212,7 @@ def serve_nodes(
             )
     if not any(path.glob("*.pub")):
         raise InputError(
-            f"{path} has no public key of a node (node-0.pub), so nobody could connect; copy them "
+            f"{path} has no public key of a node (node-0.pub), so no node could connect; copy them "
             "from the folder that fedgrove keys has made."
         )
     try:

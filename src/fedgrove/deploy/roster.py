@@ -207,7 +207,7 @@ class Roster:
         sentence = f"{len(takes_part)} of {needed} clients take part{waited}."
         if self.refused:
             return f"{sentence} Refused: {' '.join(sorted(set(self.refused.values())))}"
-        return f"{sentence} Start the other nodes, or ask for fewer clients."
+        return f"{sentence} Start the other nodes, or set fewer clients."
 
     # ---- during the run --------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class Roster:
         known = self._known.get(node)
         if known is not None:
             self._why[known.partition] = (
-                f"client {known.partition} enrolled, and did not say whether it takes part."
+                f"client {known.partition} enrolled, but did not report whether it takes part."
             )
             LOG.warning("%s", self._why[known.partition])
         self._remove(node)
@@ -367,8 +367,8 @@ class Roster:
             )
         if self._quorum < self._clients and known.partition >= self._clients:
             raise InputError(
-                f"client {known.partition} is none of this app's clients, 0 to "
-                f"{self._clients - 1}; give the node another partition-id, or the app more clients."
+                f"client {known.partition} is not a client of this app, 0 to {self._clients - 1}; "
+                "give the node a different partition-id, or the app more clients."
             )
         clock = enrolment.describe_clock(known, question.clock, time.time())
         if clock:
@@ -406,7 +406,7 @@ class Roster:
             listed = ", ".join(map(str, declared.partitions)) or "none"
             raise InputError(
                 f"the node with the key {declared.name} reports that it is client {partition}, and "
-                f"partitions.toml allows it {listed}; start it with another partition-id."
+                f"partitions.toml allows it {listed}; start it with a different partition-id."
             )
 
     def _check_kind(self, node: int) -> None:
@@ -437,7 +437,7 @@ class Roster:
         if known.info.examples != enrolled_with:
             raise InputError(
                 f"client {partition} has {known.info.examples} examples, and enrolled with "
-                f"{enrolled_with}; give it the data that it began with."
+                f"{enrolled_with}; give it the data that it started with."
             )
 
     def _try(self, node: int, step: Callable[[int], None]) -> None:
@@ -449,7 +449,7 @@ class Roster:
         except Exception as error:
             # A node is not trusted: whatever it sends ends in a refusal of this node, not of the
             # run.
-            self._refuse(node, clean_text(f"a node sent what cannot be used: {error!r}"))
+            self._refuse(node, clean_text(f"a node sent a message that cannot be used: {error!r}"))
 
     def _refuse(self, node: int, sentence: str) -> None:
         if self.refused.get(node) != sentence:

@@ -229,8 +229,8 @@ def _check_cohort(experiment: Experiment, config: Path | Experiment, clients: in
 def _check_same(begun: str, now: str, path: Path) -> None:
     if begun != now:
         raise InputError(
-            f"{path} holds a run with another config.toml or other clients; give another folder, "
-            "or the config and clients of that run."
+            f"{path} contains a run with a different config.toml or different clients; give a "
+            "different folder, or the config and clients of that run."
         )
 
 

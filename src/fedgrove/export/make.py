@@ -125,7 +125,7 @@ def export_client(
     for name in options.names(client).values():
         if (folder / name).exists():
             raise InputError(
-                f"{folder / name} exists; models are never overwritten: give another --out."
+                f"{folder / name} exists; models are never overwritten: give a different --out."
             )
     # Nothing goes into ``folder`` before the file is known to agree with torch.
     with tempfile.TemporaryDirectory() as scratch:
@@ -158,7 +158,9 @@ def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
         reason = str(error)
         if isinstance(error, OSError):
             reason = f"{error.strerror or error}."
-        raise InputError(f"{folder} cannot be written to: {reason} Give another --out.") from None
+        raise InputError(
+            f"{folder} cannot be written to: {reason} Give a different --out."
+        ) from None
 
 
 # ---- one client ----------------------------------------------------------------------------------

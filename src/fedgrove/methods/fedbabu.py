@@ -50,7 +50,7 @@ class FedBABU(FedAvg):
         if self.head >= len(layers):
             raise UnfitError(
                 f"the last {self.head} layers are the head, and it has {len(layers)} with "
-                "parameters: no body is left. Take a smaller head (--set head=1), or a deeper net."
+                "parameters: no body is left. Use a smaller head (--set head=1), or a deeper net."
             )
         head = set(setup.layout.last(self.head))
         return OneModel(0, {name: v for name, v in setup.params.items() if name not in head})

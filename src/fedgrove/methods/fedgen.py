@@ -103,7 +103,7 @@ def head_weights(layout: Layout) -> tuple[str, str | None]:
     if head is None or not head.weights:
         raise UnfitError(
             "features are generated for its last linear layer, and it has none that is trained. "
-            "Take a net that ends in a linear layer."
+            "Use a net that ends in a linear layer."
         )
     return head.weights[0], head.bias
 
@@ -124,8 +124,8 @@ def check_ends_in_head(net: Net, params: Tree) -> None:
         logits = head_logits(net.layout, params, out.features)
     if logits.shape != out.logits.shape or not torch.allclose(logits, out.logits, atol=1e-5):
         raise UnfitError(
-            "its outputs are not those of its last linear layer, for which features are "
-            "generated. Take a net that ends in a linear layer."
+            "its outputs are not those of its last linear layer, for which features are generated. "
+            "Use a net that ends in a linear layer."
         )
 
 

@@ -98,8 +98,8 @@ class FedLPS(CommonParts):
         groups = predictor_groups(setup.net, frozen)
         if not groups and min(shares.values()) < 1:
             raise UnfitError(
-                "behind the encoder it has no channels that could be removed. Take a shorter "
-                "encoder (--set encoder=0), or another net."
+                "after the encoder it has no channels that can be removed. Use a shorter encoder "
+                "(--set encoder=0), or a different net."
             )
         predictor = {name: v for name, v in setup.params.items() if name not in frozen}
         return State(0, predictor, groups_to_plain(groups), shares, {})

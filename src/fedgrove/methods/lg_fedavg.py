@@ -43,7 +43,7 @@ class LGFedAvg(FedAvg):
         if len(layers) < self.shared:
             raise UnfitError(
                 f"the last {self.shared} layers are shared, and it has {len(layers)} with "
-                f"parameters. Share fewer (--set shared={len(layers)}), or take a deeper net."
+                f"parameters. Share fewer (--set shared={len(layers)}), or use a deeper net."
             )
         return OneModel(0, pick(setup.params, setup.layout.last(self.shared)))
 

@@ -103,8 +103,8 @@ def features_of(out: Output) -> Tensor:
     """MOON: the input of the last linear layer; a network without one is refused."""
     if out.features is None:
         raise InputError(
-            "the network has no linear layer, and so no features in front of one; take a net that "
-            "ends in a linear layer."
+            "the network has no linear layer, and so no features before one; use a net that ends "
+            "in a linear layer."
         )
     return out.features
 
@@ -113,7 +113,7 @@ def check_has_features(layout: Layout) -> None:
     """MOON: refuse a network without a last linear layer, before anything is trained."""
     if layout.head_layer is None:
         raise UnfitError(
-            "its features are the input of the last linear layer, and it has none. Take a net that "
+            "its features are the input of the last linear layer, and it has none. Use a net that "
             "ends in a linear layer."
         )
 

@@ -127,7 +127,7 @@ def check_budget(blocks: Sequence[Cut], budget: float) -> None:
     total = sum(sizes_of(blocks))
     if budget * total < least:
         raise InputError(
-            f"budget is {budget}; the first block of every layer always stays, and these are "
+            f"budget is {budget}; the first block of every layer is always kept, and these are "
             f"{least:,} of {total:,} weights: give {least / total:.3g} or more, or more blocks."
         )
 

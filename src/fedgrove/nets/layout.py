@@ -337,7 +337,10 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         advice = "check the shape against the first layers of the net"
         if "scalar type" in reason or "dtype" in reason:
-            advice = f"inputs are {like.dtype}: convert them in the forward pass, as with x.long()"
+            advice = (
+                f"inputs are {like.dtype}: convert them in the forward pass, for example with "
+                "x.long()"
+            )
         raise InputError(
             f"{type(module).__name__} was given zeros of shape {(batch, *shape)} and raised "
             f"{type(error).__name__}: {reason}; {advice}."

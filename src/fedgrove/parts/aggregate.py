@@ -352,5 +352,5 @@ def previous_of(
 def known(previous: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
     """Return the tree that an average started from; raises if there is none."""
     if previous is None:
-        raise ValueError("an average of nothing: no tree was added, and none came before")
+        raise ValueError("the average of no trees: none was added, and there is no previous one")
     return previous

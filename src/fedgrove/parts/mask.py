@@ -26,7 +26,7 @@ def weights_to_prune(layout: Layout, density: float) -> tuple[str, ...]:
     if not layout.prunable and density < 1:
         raise UnfitError(
             "it has no weights that can be pruned, those of convolutions and of linear, recurrent "
-            "and attention layers. Take a net with such layers, or a method that does not prune "
+            "and attention layers. Use a net with such layers, or a method that does not prune "
             "(fedavg, ditto)."
         )
     return layout.prunable

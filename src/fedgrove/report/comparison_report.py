@@ -160,7 +160,7 @@ def headline(groups: Sequence[Group]) -> str:
     if scores.share:
         score += f" {scores.metric}"
     when = _describe_common(map(itemgetter("finetune_epochs"), groups))
-    text = f"{best['group']} serves clients best: {score} on average {when}; {listed}."
+    text = f"{best['group']} has the best clients' score: {score} on average {when}; {listed}."
     for group in ranked[1:]:
         if group["method"] == "fedavg" and _mebibytes(group):
             share = tables.format_percent(_mebibytes(best) / _mebibytes(group))
@@ -220,7 +220,9 @@ class _Section:
         drawn = [self._draw_bars()]
         if len(self.groups) > 1:
             costs = list(map(_mebibytes, self.groups))
-            drawn.append(self._draw_front("bytes", "MiB sent in all, both ways", costs, log=True))
+            drawn.append(
+                self._draw_front("bytes", "MiB sent in total, both directions", costs, log=True)
+            )
         if "task" in self.groups[0]:
             return drawn
         for key, what, x_title in OTHER_COSTS:

@@ -72,7 +72,7 @@ def check_place(
     if not path.parent.is_dir():
         raise InputError(
             f"{option} is '{path}', and there is no folder '{path.parent}'; "
-            "make it or name another file."
+            "create it or name a different file."
         )
     check(not path.is_dir(), option, str(path), "a file, and this is a folder")
     allowed = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
@@ -86,7 +86,7 @@ def check_place(
     if path.exists() and not force and not _begins_with(path, mark):
         give = "--force" if option.startswith("--") else "force=True"
         raise InputError(
-            f"{option} is '{path}', which exists and was not written by fedgrove; name another "
+            f"{option} is '{path}', which exists and was not written by fedgrove; name a different "
             f"file, or give {give} to replace it."
         )
 
@@ -225,7 +225,9 @@ class Page:
 
     def figures(self, *charts: Chart) -> None:
         """Add charts: the old name of :meth:`charts`, for one release."""
-        message = "Page.figures is now Page.charts; the old name goes with the next release."
+        message = (
+            "Page.figures is now Page.charts; the old name will be removed in the next release."
+        )
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         self.charts(*charts)
 

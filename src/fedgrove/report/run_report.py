@@ -116,7 +116,7 @@ def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
     if costs:
         text += f", with {' and '.join(costs)}"
     if not is_compared:
-        text += f"; {tables.format_bytes(sent)} were sent in all"
+        text += f"; {tables.format_bytes(sent)} were sent in total"
     return f"{text}."
 
 
@@ -336,7 +336,7 @@ class _Report:
             y = self.scores.factor * ranked[ranks]
             series.append(Series(name, x, y, len(series), size=_dot_size(len(x))))
         return charts.draw_xy(
-            "Clients from the worst to the best",
+            "Clients from worst to best",
             series,
             "% of clients",
             self.scores.name,
@@ -387,7 +387,7 @@ class _Report:
             names = self.record.similar
             drawn.append(
                 charts.draw_heat_map(
-                    "How alike clients' models are",
+                    "Similarity of clients' models",
                     self.record.similarity,
                     names,
                     names,

@@ -84,7 +84,7 @@ def read_curve(
         if score is None:
             continue
         if "virtual_clock" not in line:
-            raise InputError(f"{run} was trained before there was a clock; run it again.")
+            raise InputError(f"{run} was trained by a version without a clock; run it again.")
         scored = line
         points.append(Point(line["round"], line["virtual_clock"], score, up, down))
     if not points:
@@ -123,7 +123,7 @@ def common_target(curves: Sequence[Curve], wanted: float | None = None) -> float
             )
     if wanted is not None:
         if first.share:
-            check(0 < wanted <= 1, "--to", wanted, f"a share, as 0.9 for 90 % {first.metric}")
+            check(0 < wanted <= 1, "--to", wanted, f"a share, such as 0.9 for 90 % {first.metric}")
         check(math.isfinite(wanted), "--to", wanted, "a number")
         return wanted
     best = [each.best for each in curves]
@@ -160,7 +160,7 @@ def find_times(curves: Sequence[Curve], wanted: float | None = None) -> dict[str
     return {
         "metric": curves[0].metric,
         "to": target,
-        "chosen": "the best that all reach" if wanted is None else "given",
+        "chosen": "the highest that all reach" if wanted is None else "given",
         "runs": runs,
         "groups": list(starmap(_average_times, times.items())),
     }

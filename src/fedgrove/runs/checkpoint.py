@@ -96,8 +96,8 @@ def _refuse_dataclass(item: Any) -> None:
 
 def _not_allowed(value: Any) -> TypeError:
     return TypeError(
-        f"a method's state holds a {type(value).__name__}; it may hold numbers, strings, tensors "
-        "and plain containers"
+        f"a method's state contains a {type(value).__name__}; it may contain numbers, strings, "
+        "tensors and plain containers"
     )
 
 
@@ -136,7 +136,7 @@ def state_from_json(
             initial = getattr(like, name)
             fields[name] = state_from_json(value, tensors, initial, read)
             if not _is_alike(fields[name], initial):
-                raise ValueError(f"{name} of the state has another type than at the beginning")
+                raise ValueError(f"{name} of the state has a different type than at the start")
         return dataclasses.replace(like, **fields)
     if kind == "pairs":
         pairs = {}
@@ -174,9 +174,9 @@ def _check_fields(body: Mapping[str, Any], like: Any) -> None:
     different = sorted(known ^ body.keys())
     if different:
         raise InputError(
-            "the checkpoint is of another version of fedgrove or of the method: its state and "
-            f"this one's differ in {', '.join(different)}; resume it with the version that wrote "
-            "it, or run it again."
+            "the checkpoint was written by a different version of fedgrove or of the method: the "
+            f"states differ in {', '.join(different)}; resume it with the version that wrote it, "
+            "or run it again."
         )
 
 

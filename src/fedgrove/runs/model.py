@@ -134,7 +134,7 @@ class Model:
         """
         rows, is_one = self._rows(x)
         if self.preparation.changes_nothing:
-            raise InputError(f"{self.who} standardises nothing; it takes inputs as they are.")
+            raise InputError(f"{self.who} does not standardise; it takes inputs unchanged.")
         if is_one or len(rows) < 2:
             raise InputError(
                 "you gave one example; a device's mean and deviation are those of two or more."
@@ -161,7 +161,7 @@ class Model:
         if not bool(torch.isfinite(outputs).all()):
             raise InputError(
                 f"{self.who} gives outputs that are infinite or NaN: its training diverged, or "
-                "these inputs are far from all that it was trained on."
+                "these inputs are far from its training data."
             )
         if self.allowed is not None:
             is_unknown = torch.ones(count, dtype=torch.bool)
@@ -195,7 +195,7 @@ class Model:
                 f"you gave {rows.shape}; this model takes {self._takes}{self._hint(rows.shape)}."
             )
         if not bool(np.isfinite(rows).all()):
-            raise InputError("you gave NaN or infinity among the inputs; fill or drop such rows.")
+            raise InputError("the inputs contain NaN or infinity; fill in or drop such rows.")
         return (rows[None] if is_one else rows), is_one
 
     def _named_columns(self, frame: Any) -> Array:
@@ -382,8 +382,8 @@ def shared_model(
     if len(tasks) > 1:
         named = ", ".join(sorted(map(str, tasks)))
         raise InputError(
-            f"the model that clients share is for several tasks ({named}), which read its outputs "
-            "each in its own way; take that of a client, as result.model(0)."
+            f"the model that clients share is for several tasks ({named}), which use its outputs "
+            "in different ways; use the model of a client, such as result.model(0)."
         )
     who = f"the model that {len(entries)} clients share"
     preparations = [Preparation.from_json(entry["preparation"]) for entry in entries]

@@ -64,7 +64,7 @@ class Cursor:
         """Return the next ``n`` received bytes; ``what`` they are goes into the error message."""
         left = len(self.data) - self.at
         if n > left:
-            raise WireError(f"the payload ends inside {what}: {n} bytes wanted, {left} left.")
+            raise WireError(f"the payload ends inside {what}: {n} bytes expected, {left} left.")
         self.at += n
         return self.data[self.at - n : self.at]
 

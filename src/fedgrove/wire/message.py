@@ -167,7 +167,7 @@ def read(
     if expected is not None and len(data) > longest_answer(expected):
         raise UnexpectedReport(
             "packets",
-            f"{len(data)} bytes, where an answer has at most {longest_answer(expected)}.",
+            f"{len(data)} bytes; an answer has at most {longest_answer(expected)}.",
         )
     head, lengths, body_start = _read_head(data, MAX_HEAD if expected is None else MAX_ANSWER_HEAD)
     if expected is not None:
@@ -184,12 +184,12 @@ def read(
         except UnknownMask:
             unknown.append(name)
         except UnexpectedTensors as error:
-            raise UnexpectedReport("tensors", f"{name} with other tensors: {error}") from None
+            raise UnexpectedReport("tensors", f"{name} with wrong tensors: {error}") from None
         at += length
     if unknown:
         raise UnknownMask(
-            f"the reader of a message does not know the masks that {', '.join(unknown)} refer to;"
-            " send it again, whole.",
+            f"the reader of a message does not know the masks that {', '.join(unknown)} refer to; "
+            "send it again in full.",
             tuple(unknown),
         )
     return head, packets
@@ -215,8 +215,8 @@ def _read_head(data: bytes, longest: int) -> tuple[dict[str, Any], dict[str, int
     """Return the header, the lengths of the packets, and where the first one begins."""
     if len(data) < 4:
         raise WireError(
-            f"a message of {len(data)} bytes is shorter than its own length field; it was cut"
-            " short."
+            f"a message of {len(data)} bytes is shorter than its own length field; it was "
+            "truncated."
         )
     (head_length,) = struct.unpack_from("<I", data)
     body_start = 4 + head_length
@@ -242,7 +242,7 @@ def _read_head(data: bytes, longest: int) -> tuple[dict[str, Any], dict[str, int
     any_negative = min(lengths.values(), default=0) < 0
     if any_negative or sum(lengths.values()) != len(data) - body_start:
         raise WireError(
-            "the packets of a message do not add up to its length; it was cut short or altered."
+            "the packets of a message do not add up to its length; it was truncated or altered."
         )
     return head, lengths, body_start
 

@@ -141,7 +141,12 @@ def _check_nothing_to_train(options: Mapping[str, Any]) -> None:
 
     for name in ("rows", "rounds", "seeds"):
         given = options[name]
-        check(given is None, f"--{name}", given, "left out: a table about the data trains nothing")
+        check(
+            given is None,
+            f"--{name}",
+            given,
+            "left out: a table about the data does not train anything",
+        )
 
 
 def _folders(name: str, parts: Iterable[str], out: str | None, quick: bool) -> dict[str, Path]:
@@ -267,7 +272,9 @@ def _choose_rows(study: Study, text: str | None) -> Study:
             is_beginning = bool(pattern) and any(name.startswith(pattern) for name in names)
             if is_beginning:
                 listed += f", or all of '{pattern}*'"
-        raise InputError(f"--rows is '{text}', which is no row of {study.title}; it has {listed}.")
+        raise InputError(
+            f"--rows is '{text}', which is not a row of {study.title}; it has {listed}."
+        )
     return replace(study, rows=tuple(rows))
 
 

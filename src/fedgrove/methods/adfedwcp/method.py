@@ -145,9 +145,9 @@ class AdFedWCP(CommonParts):
         weights_to_prune(setup.layout, 0.0 if self.clusters else 1.0)
         if self.importance == "imprint" and setup.net.problem.kind != CLASSES.kind:
             raise InputError(
-                f"adfedwcp weighs layers by imprinting, which needs classes, and the targets are "
-                f"{setup.net.problem.name}; weigh them otherwise: --set importance=gradient, "
-                "magnitude or alike."
+                "adfedwcp measures the importance of layers by imprinting, which needs classes, "
+                f"and the targets are {setup.net.problem.name}; measure it differently: --set "
+                "importance=gradient, magnitude or alike."
             )
         layout = setup.layout
         clients = setup.all_clients("keeps the importance of every client's layers")

@@ -175,8 +175,8 @@ class FedAPTA(CommonParts):
             # An update of Adam's over its rate is about 1 for every weight, however small its
             # gradient: as a correction it would drown the loss.
             raise InputError(
-                "drift is true and the optimiser Adam; FedDC takes updates for sums of gradients, "
-                "which they are with SGD alone. Take that (--set optimiser=SGD --lr 0.1), or "
+                "drift is true and the optimiser Adam; FedDC uses updates as sums of gradients, "
+                "which is only correct with SGD. Use it (--set optimiser=SGD --lr 0.1), or "
                 "drift=false."
             )
         ratios = self._ratios(setup)
@@ -456,7 +456,7 @@ def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
     if not linear:
         raise UnfitError(
             "it has no fully connected layer, and FedAPTA distinguishes tasks by the updates of "
-            "the last one; take a net that ends with one."
+            "the last one; use a net that ends with one."
         )
     allowed = f"at most {len(linear)}, the number of fully connected layers of this net"
     check(number <= len(linear), "last", number, allowed)

@@ -403,7 +403,7 @@ def _check_examples(setup: Setup) -> None:
         if setup.clients[client].examples == 0:
             raise InputError(
                 f"client {client} has no training examples, and importances are measured on a "
-                "mini-batch; leave it out of the data, or take fewer clients."
+                "mini-batch; leave it out of the data, or use fewer clients."
             )
 
 

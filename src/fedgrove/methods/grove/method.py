@@ -154,7 +154,7 @@ class Grove(CommonParts):
         check(0 < self.down <= 1, "down", self.down, "in (0, 1]")
         if self.bytes is not None and self.budget is not None:
             raise InputError(
-                f"bytes is {self.bytes!r} and budget is {self.budget!r}; both say how much may be "
+                f"bytes is {self.bytes!r} and budget is {self.budget!r}; both set how much may be "
                 "sent: give one of them."
             )
         shares_are_given = (self.up, self.down) != (Grove.up, Grove.down)
@@ -217,14 +217,14 @@ class Grove(CommonParts):
         """One group; all clients know the initial parameters, which cost no bytes."""
         if self.home and not setup.layout.head:
             raise UnfitError(
-                "the last layer would stay with the client, and it has none with parameters. "
-                "Share all layers (--set home=false), or take a net that ends in one."
+                "the last layer would be kept on the client, but the net has no layer with "
+                "parameters. Share all layers (--set home=false), or use a net that ends in one."
             )
         weights, statistics = self.client.shared_names(setup.layout)
         if not weights:
             raise UnfitError(
-                "nothing is shared: its last layer is all it has, and would stay with the client. "
-                "Share all layers (--set home=false), or take a deeper net."
+                "nothing would be shared: the net has only its last layer, which would be kept on "
+                "the client. Share all layers (--set home=false), or use a deeper net."
             )
         model = trees.pick(setup.params, weights)
         narrow: dict[int, float] = {}

@@ -110,14 +110,14 @@ class STC(CommonParts):
         layout = setup.layout
         if self.head == "home" and not layout.head:
             raise UnfitError(
-                "the last layer would stay with the client, and it has none with parameters. "
-                "Share all layers (--set head=shared), or take a net that ends in one."
+                "the last layer would be kept on the client, but the net has no layer with "
+                "parameters. Share all layers (--set head=shared), or use a net that ends in one."
             )
         weights, statistics = self._names(layout)
         if not weights:
             raise UnfitError(
-                "nothing is shared: its last layer is all it has, and would stay with the client. "
-                "Share all layers (--set head=shared), or take a deeper net."
+                "nothing would be shared: the net has only its last layer, which would be kept on "
+                "the client. Share all layers (--set head=shared), or use a deeper net."
             )
         model = trees.pick(setup.params, weights)
         left: Tree = {}
