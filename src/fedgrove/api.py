@@ -338,8 +338,8 @@ def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = Fa
 def compare(*runs: str | Path | Result | RunFolder | Sweep, bytes: bool = False) -> Comparison:
     """Runs side by side, as ``fedgrove compare``: ``.table()`` prints them, ``.rows`` holds them.
 
-    Results and run folders, finished or not; a sweep stands for all its runs, and is also compared
-    over seeds. With ``bytes``, what was sent and what it was spent on.
+    Results and run folders, finished or not; a sweep means all its runs, and is also compared over
+    seeds. With ``bytes``, what was sent and what it was spent on.
     """
     if not runs:
         raise InputError("compare was given no run; give one or more results or run folders.")

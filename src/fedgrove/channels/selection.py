@@ -26,7 +26,7 @@ from .groups import ChannelGroup, Channels, Role
 
 @dataclass(frozen=True)
 class Gamma:
-    r"""The scale of the norms behind a channel (network slimming, Liu et al. 2017).
+    r"""The scale of the norms after a channel (network slimming, Liu et al. 2017).
 
     :math:`s_c = \frac{1}{|B|}\sum_{b \in B} |\gamma_{b,c}|`; :math:`B` -> the norm layers of a
     group; a residual sum ties several to each other, otherwise there is one. Groups without a norm

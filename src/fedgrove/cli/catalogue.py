@@ -3,7 +3,7 @@
 Methods, nets, data sets and parts are what their files define; to know them, all files must be
 imported, which takes two seconds. That is done once: a file in the user's cache folder keeps the
 answer, with a fingerprint of all source files, so that ``list``, ``show`` and completion need no
-torch. When a source file is added or changed, the fingerprint changes and the index is made anew.
+torch. When a source file is added or changed, the fingerprint changes and the index is rebuilt.
 """
 
 from __future__ import annotations

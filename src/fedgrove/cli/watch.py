@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EVERY = 1.0
 """Seconds between two readings of the run folder."""
 SAY_EVERY = 5.0
-"""Seconds between two lines where the output is no terminal."""
+"""Seconds between two lines where the output is not a terminal."""
 LINGER = 60.0
 """Seconds for which a page is still served after the run has ended."""
 LOOPBACK = "127.0.0.1"

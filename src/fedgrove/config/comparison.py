@@ -93,7 +93,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[str], by_cause: bool = False) -> Comparison:
-    """Read the numbers and the config.toml of run folders; a sweep stands for all its runs."""
+    """Read the numbers and the config.toml of run folders; a sweep means all its runs."""
     rows = []
     for run in runs:
         for path in sweep.members_of(run):

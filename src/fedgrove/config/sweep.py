@@ -183,7 +183,7 @@ def watched(
 
 
 def members_of(path: str) -> list[str]:
-    """Return the run folders of a sweep; any other folder stands for itself."""
+    """Return the run folders of a sweep; any other folder is returned itself."""
     if not (Path(path) / SWEEP_FILE).is_file():
         return [path]
     return [str(Path(path) / name) for name in read(path)["members"]]
@@ -389,7 +389,7 @@ def _write(
 
 
 def state(end: Result | Failure | None) -> dict[str, str]:
-    """Return how a run of a sweep stands, as sweep.json says it."""
+    """Return the state of a run of a sweep, as in sweep.json."""
     if end is None:
         return {"state": "unfinished"}
     if isinstance(end, Failure):

@@ -243,7 +243,7 @@ def method_of(text: str) -> Any:
 
 
 def _check_same_data(known: Any, data: Federation) -> None:
-    """Refuse another federation than the run was started on, as far as one can tell.
+    """Refuse a federation other than the one that the run was started on, as far as one can tell.
 
     Folders from before this was written down know nothing of it.
     """

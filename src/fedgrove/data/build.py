@@ -71,7 +71,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         name: The name of the federation.
         dataset: All examples.
         choices: The options; ``choices.partition`` must be set.
-        defaults: How the data are trained unless options say otherwise.
+        defaults: How the data are trained unless options override it.
 
     Raises:
         InputError: The options do not fit the data set.

@@ -54,7 +54,7 @@ def from_clients(
             find out.
         name: The name of the federation.
         labels: The names of the outputs; by default their numbers.
-        defaults: How the data are trained unless options say otherwise.
+        defaults: How the data are trained unless options override it.
         notes: Caveats that belong in every table of results.
 
     Raises:

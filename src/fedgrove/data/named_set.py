@@ -58,7 +58,7 @@ class NamedSet:
 
     Args:
         about: One line that describes it.
-        defaults: How it is trained unless options say otherwise.
+        defaults: How it is trained unless options override it.
         partition: How its examples are assigned to clients by default.
         clients: The default number of clients; None for one per user.
         formats: The files it is read from, in any of these forms, the preferred one first.

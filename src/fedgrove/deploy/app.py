@@ -382,8 +382,8 @@ def _readme(name: str, clients: int, out: str, is_own: bool) -> str:
 
 
 _ELSEWHERE = """
-The node reads the files that the app was written with. If its files are elsewhere, add their folder:
-`--node-config "partition-id=0 data='/folder/on/this/node'"`.
+The node reads the files that the app was written with. If its files are elsewhere, add their
+folder: `--node-config "partition-id=0 data='/folder/on/this/node'"`.
 """
 
 _README = """# {name} on Flower
@@ -395,8 +395,8 @@ there to the nodes.
 - `fedgrove_app/data.py`: where a node's own data come from. **This is the file to change.**
 - `fedgrove_app/config.toml`: method, network, rounds, settings.
 - `pyproject.toml`, under `[tool.flwr.app.config]`: `out` (the run folder, on the server), `clients`
-  (number of clients), `wait` (seconds to wait for them), `timeout` (seconds after which a client that
-  has not answered is dropped; choose it longer than a slow device needs for training).
+  (number of clients), `wait` (seconds to wait for them), `timeout` (seconds after which a client
+  that has not answered is dropped; choose it longer than a slow device needs for training).
 
 ## A quick test on this machine, without TLS
 
@@ -427,8 +427,9 @@ Then, in this folder:
 flwr run . try --stream
 ```
 
-The run folder is `{out}`, in the folder in which the server was started; `fedgrove compare {out}` shows it.
-To continue after the server was stopped, repeat the last command. For another run:
+The run folder is `{out}`, in the folder in which the server was started. To see it:
+`fedgrove compare {out}`. To continue after the server was stopped, repeat the last command. For a
+second run:
 
 ```sh
 flwr run . try --stream --run-config "out='{out}-2'"

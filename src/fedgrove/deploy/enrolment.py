@@ -138,7 +138,8 @@ def _make_problem(said: Mapping[str, Any]) -> Problem:
 MOST_EXAMPLES = 10**8
 """The most training examples that a client may report."""
 TIMES_USUAL = 100.0
-"""How many times the median number of examples a client may report, unless the app says otherwise.
+"""How many times the median number of examples a client may report, unless the app sets another
+bound.
 
 A client's weight in an average is its number of examples, and nobody but the client can count them.
 """
@@ -484,7 +485,7 @@ def describe_half(run: Run, config: str) -> Head:
 
 
 def check_half(said: Head, own: Head, who: str = "the node") -> None:
-    """Refuse a node that has built another run than the server.
+    """Refuse a node that has built a run that differs from the server's.
 
     Raises:
         InputError: Method, network, codec or initial weights differ.

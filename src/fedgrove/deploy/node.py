@@ -189,7 +189,7 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
     """Return the node's data as a federation with only its client.
 
     Raises:
-        InputError: The data cannot be read, are no federation, or do not have this client.
+        InputError: The data cannot be read, are not a federation, or do not have this client.
     """
     try:
         federation = data(partition, node_config)

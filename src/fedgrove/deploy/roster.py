@@ -1,7 +1,7 @@
-"""Which node has which client: enrols nodes, lets them join a run, and notes who is gone.
+"""Which node has which client: enrols nodes, lets them join a run, and notes which nodes have left.
 
 Nothing here waits for one node. Questions are sent, and answers are read when they have arrived:
-before each exchange, and while the engine waits for reports. A node that does not answer is asked
+before each exchange, and while the engine waits for reports. A node that does not answer is queried
 again after a pause that grows.
 """
 
@@ -34,9 +34,9 @@ from .keys import DeclaredKey
 ANSWER = 120.0
 """Seconds that a node may take to answer a question: it reads its data for that."""
 AGAIN = 60.0
-"""Seconds after which a node that was refused, or did not answer, is asked again."""
+"""Seconds after which a node that was refused, or did not answer, is queried again."""
 LONGEST_PAUSE = 3600.0
-"""The longest pause before a silent node is asked again; pauses double until then."""
+"""The longest pause before a silent node is queried again; pauses double until then."""
 NOTICE = 10.0
 """Seconds that a run which cannot begin waits until refused nodes have received the reason."""
 POLL = 0.2
@@ -341,7 +341,7 @@ class Roster:
         self._try(node, read)
 
     def _note_silence(self, node: int) -> None:
-        """Note that a node did not answer; it is asked again after a pause that doubles."""
+        """Note that a node did not answer; it is queried again after a pause that doubles."""
         self._silent[node] = self._silent.get(node, 0) + 1
         self._ask_at[node] = time.monotonic() + _grow(self._silent[node])
         known = self._known.get(node)

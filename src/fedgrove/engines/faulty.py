@@ -126,7 +126,7 @@ def spoil_report(report: Report, run: Run, task: Task, fault: str) -> Any:
 
 @dataclass(frozen=True)
 class Garbage:
-    """An answer that is no report, as a broken client may send it."""
+    """An answer that is not a report, as a broken client may send it."""
 
     cost: Any
 

@@ -250,7 +250,7 @@ def _write_versions(
 ) -> tuple[dict[str, Path], tuple[float, float] | None]:
     """The path of each version, and the shares of weights and MACs that are in int8.
 
-    Where no channel is gone, dense and shrunk are one file.
+    If no channel was removed, dense and shrunk are one file.
     """
     net = subject.source.net
     shape = subject.source.federation.shape
@@ -347,8 +347,8 @@ def _rows(
     """The figures of every version."""
     x = subject.inputs["test"]
     y = subject.source.data(subject.client).test.y
-    # Where no channel is gone, dense and shrunk are one file. It is timed once: two measurements of
-    # the same thing would differ by chance.
+    # If no channel was removed, dense and shrunk are one file. It is timed once: two measurements
+    # of the same thing would differ by chance.
     timed = dict(predicts)
     if paths["dense"] == paths["shrunk"]:
         del timed["dense"]

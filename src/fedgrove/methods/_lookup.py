@@ -209,7 +209,7 @@ def part_modules() -> list[ModuleType]:
 
 
 def name_of(method: object) -> str:
-    """What the command line calls a method; one of the user's own goes by its class.
+    """What the command line calls a method; one of the user's own is named by its class.
 
     >>> name_of(find("lg-fedavg")())
     'lg-fedavg'

@@ -7,7 +7,7 @@ Round :math:`t`, cohort :math:`S_t`; w global, v_k personal::
     v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from v_k    -> Train(ProblemLoss + Proximal)
     w    = sum_k n_k w_k / sum_k n_k                               -> FedAvg
 
-The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k travels, and w
+The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k is sent, and w
 is FedAvg's model.
 
 - Shared: the model.

@@ -1,6 +1,6 @@
 r"""EfficientFL: one sparse model, its mask found by magnitude after one dense round.
 
-Updates travel in 8 bits. (The baseline of CA-AFP's tables, after Wu, Song & Zeng, "Efficient
+Updates are sent in 8 bits. (The baseline of CA-AFP's tables, after Wu, Song & Zeng, "Efficient
 federated learning on resource-constrained edge devices based on model pruning", Complex &
 Intelligent Systems 2023.)
 

@@ -7,7 +7,7 @@ Round :math:`t`, cohort :math:`S_t`; b the body, h the last ``head`` layers as t
     b    = sum_k n_k b_k / sum_k n_k                                   -> FedAvg
     h_k  = ``tune`` epochs of min CE((b, h); D_k) over h alone         -> Train(frozen="received")
 
-The head is drawn from the seed on both sides and never travels. A client uses (b, h_k), tuned anew
+The head is drawn from the seed on both sides and is never sent. A client uses (b, h_k), tuned again
 whenever it is scored; ``tune=0`` is the paper's shared model before personalisation. With no head
 (``head=0``) this is FedAvg.
 

@@ -10,8 +10,8 @@ Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every l
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> HeteroFL
 
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper:
-channels of convolutions fall too, not units of linear layers alone; every parameter is averaged
-over the clients that have it; and as HeteroFL's page says.
+channels of convolutions are dropped too, not units of linear layers alone; every parameter is
+averaged over the clients that have it; and as HeteroFL's docs page describes.
 
 - Shared: the model; each client trains random channels, new ones every round, as many as fit on its
   device.

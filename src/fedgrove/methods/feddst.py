@@ -18,7 +18,7 @@ Every ``every`` rounds, before round ``until``, a client readjusts its mask in b
 
 The server keeps the number of weights of each layer::
 
-    w_j     = sum_k n_k m_kj w_kj / sum_k n_k m_kj over those who have j          -> WeightedMean
+    w_j     = sum_k n_k m_kj w_kj / sum_k n_k m_kj over clients with j            -> WeightedMean
     M       = the c_l largest |w_j| of each layer, among those that anybody has   -> top
 
 A client uses the shared sparse model. With density 1 this is FedAvg.
@@ -129,7 +129,8 @@ class FedDST(CommonParts):
         return [Task(k, self.deliver(state, k), settings, "train:readjust") for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who have each weight; of these the largest of every layer stay."""
+        """The mean over the clients that have each weight; of these the largest of every layer
+        stay."""
         mean = self.mean.start(state.model)
         in_use = trees.map(torch.zeros_like, state.mask)
         for report in reports:

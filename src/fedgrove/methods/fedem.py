@@ -12,8 +12,8 @@ client k::
     w_m    = sum_k n_k w_km / sum_k n_k                                -> average
     p(y|x) = sum_m pi_km softmax(w_m(x))                               -> mixed
 
-All M components travel both ways, the shares never. To use the components a client fits its shares
-to them once more. With one component this is FedAvg.
+All M components are sent both ways, the shares never. To use the components a client fits its
+shares to them once more. With one component this is FedAvg.
 
 - Shared: ``components`` models.
 - A client uses: a mixture of these models, with personal shares.

@@ -9,8 +9,8 @@ Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generat
     G    = some steps of min CE(h(G(y)), y), y by sum_k c_k              -> GeneratorTraining
 
 A client draws its ``samples`` features once a round, of classes as all clients together have them.
-In the first round the generator knows nothing, and the term is 0. The model and G travel down, the
-model and c_k up. With alpha = 0 this is FedAvg.
+In the first round the generator knows nothing, and the term is 0. The model and G are sent down,
+the model and c_k up. With alpha = 0 this is FedAvg.
 
 - Shared: the model, and a generator of features that the server trains.
 - A client uses: the shared model.
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 
 class FeatureGenerator(nn.Module):
-    """A class and noise in, features out: two linear layers with a ReLU behind each.
+    """A class and noise in, features out: two linear layers with a ReLU after each.
 
     The second ReLU is there because the features that a network gives its last layer have mostly
     passed one themselves.
@@ -115,7 +115,7 @@ def head_logits(layout: Layout, params: Mapping[str, Tensor], features: Tensor) 
 
 
 def check_ends_in_head(net: Net, params: Tree) -> None:
-    """FedGen: refuse a network that does something more behind its last linear layer."""
+    """FedGen: refuse a network that does something more after its last linear layer."""
     like = next(iter(params.values()))
     with torch.no_grad():
         out = net(params, torch.zeros((1, *net.shape), dtype=like.dtype), train=False)

@@ -10,7 +10,7 @@ the predictor. Round :math:`t`, cohort :math:`S_t`::
     p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> fill_missing_channels
 
 M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
-both sides (or from given weights) and never travels. A client uses (e, p M_k). The paper has one
+both sides (or from given weights) and is never sent. A client uses (e, p M_k). The paper has one
 predictor for each task, given which is which: run it with ``per_task``. The paper's encoder is
 trained before; a random one is of no use, so by default there is none. With a share of 1 for all
 this is then FedAvg.
@@ -170,7 +170,7 @@ class ChoosePart:
     """
 
     def __call__(self, carry: Carry, client: Client) -> Carry:
-        """The same share of every layer behind the encoder."""
+        """The same share of every layer after the encoder."""
         groups = predictor_groups(client.net, carry["fixed"])
         scores = FilterL1()(carry["local"], groups)
         channels: Channels = Even()(scores, float(carry["settings"]["share"]))

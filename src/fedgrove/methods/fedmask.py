@@ -12,10 +12,10 @@ k may use, at first all of it::
     s_k  = E epochs of min CE(w [s >= 0] P_k; D_k), d[s >= 0]/ds = sigmoid'(s)     -> Train, hard
     P_k  = the share ``density`` of each layer with the largest s_k; once          -> one_shot
     m_k  = [s_k >= 0] P_k                                                          -> bits
-    v_j  = sum_k n_k m_kj / sum_k n_k over those who have j in P_k                 -> WeightedMean
+    v_j  = sum_k n_k m_kj / sum_k n_k over clients with j in P_k                   -> WeightedMean
     b    = [v >= 1/2]                                                              -> majority
 
-Only b and m_k travel, one bit a weight. A client uses w m_k; biases and norm layers stay as they
+Only b and m_k are sent, one bit a weight. A client uses w m_k; biases and norm layers stay as they
 were drawn too, running statistics are its own. With nothing pruned, nothing rescaled and no
 training (a ``scale`` that no score crosses) everybody uses the initial network.
 
@@ -92,7 +92,7 @@ class FedMask(CommonParts):
         return State(0, trees.map(torch.ones_like, trees.pick(setup.params, names)))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """What most clients use, for those who have no mask yet."""
+        """What most clients use, for clients that have no mask yet."""
         return {"bits": Packet(majority(state.votes))}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -100,7 +100,7 @@ class FedMask(CommonParts):
         return [Task(client, self.deliver(state, client)) for client in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who may use a weight; where none may, the vote stays."""
+        """The mean over the clients that may use a weight; where none may, the vote stays."""
         mean = self.mean.start(state.votes)
         for report in reports:
             packet = report.give["bits"]

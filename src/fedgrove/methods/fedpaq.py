@@ -8,8 +8,8 @@ Round :math:`t`, cohort :math:`S_t`::
     q_k  = Q(w_k - w), with E[Q(x)] = x                         -> QSGD
     w    = w + sum_k n_k q_k / sum_k n_k                        -> as_model, FedAvg
 
-Running statistics are no weights: they are averaged as they are. With 0 levels nothing is
-quantised, the model itself travels, and this is FedAvg.
+Running statistics are not weights: they are averaged as they are. With 0 levels nothing is
+quantised, the model itself is sent, and this is FedAvg.
 
 - Shared: the model; clients send updates rounded to a few levels, without bias.
 - A client uses: the shared model.

@@ -8,7 +8,7 @@ Round :math:`t` = 1..T, cohort :math:`S_t`; M is everything at first::
     w_k  = E epochs of min CE(w; D_k) from w, under M                             -> Train
     w    = (sum_k n_k w_k / sum_k n_k) M                                          -> average
 
-After every ``every``-th round but the last, the s-th of n such steps, M is found anew::
+After every ``every``-th round but the last, the s-th of n such steps, M is found again::
 
     g_kj = mean over batches b of (dL_b/dw_j)^2 at w_k, for pruned weights too    -> SquaredGradient
     P    = the largest |w| of M in each layer, all but a share ``contested``      -> protected
@@ -74,7 +74,7 @@ class State(SparseModel):
 
 @dataclass(frozen=True)
 class FedPrune(CommonParts):
-    """One model for all, pruned step by step; squared gradients say which weights stay."""
+    """One model for all, pruned step by step; squared gradients decide which weights are kept."""
 
     density: float = 0.3
     """Density after the last pruning step; with ``adaptive``, the minimum."""
@@ -137,11 +137,11 @@ class FedPrune(CommonParts):
         return replace(after, model=trees.apply_mask(after.model, mask), mask=mask)
 
     def _is_before_step(self, state: State) -> bool:
-        """Whether the mask is found anew after the next round."""
+        """Whether the mask is found again after the next round."""
         return state.round + 1 in self._steps(state.rounds)
 
     def _steps(self, rounds: int) -> range:
-        """The numbers of completed rounds after which the mask is found anew; the last is no step.
+        """The numbers of completed rounds after which the mask is found again; the last is no step.
 
         (Nothing would be trained under its mask.)
         """

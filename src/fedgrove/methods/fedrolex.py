@@ -9,7 +9,7 @@ Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every l
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                                   -> HeteroFL
 
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper as
-HeteroFL's page says.
+HeteroFL's docs page describes.
 
 - Shared: the model; each client trains a window of channels that moves in every round.
 - A client uses: the shared model.

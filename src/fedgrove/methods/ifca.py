@@ -7,7 +7,7 @@ Round :math:`t`, cohort :math:`S_t`, models :math:`w^1..w^K` from K different st
     w_k  = E epochs of min CE(w; D_k) from w^{j_k}      -> Train
     w^j  = sum_{k: j_k = j} n_k w_k / sum n_k           -> WeightedMean
 
-All K models travel down, one up. To use the model a client chooses anew. With one model this is
+All K models are sent down, one up. To use the model a client chooses again. With one model this is
 FedAvg.
 
 - Shared: ``clusters`` models.
@@ -88,7 +88,7 @@ class IFCA(CommonParts):
         return [Task(k, self.deliver(state, k)) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean of those who chose a model; one that no client chose stays."""
+        """The weighted mean of the clients that chose a model; one that no client chose stays."""
         means = GroupMeans(self.mean, state.models)
         groups = dict(state.groups)
         for report in reports:

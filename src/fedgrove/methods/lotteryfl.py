@@ -9,10 +9,10 @@ Round :math:`t`, cohort :math:`S_t`; client k begins with :math:`M_k` = everythi
         M_k = M_k without the share ``rate`` of smallest |u_k| in each layer       -> prune
         u_k = w_0 M_k, the initial weights                                         -> draw
     w_k  = E epochs of min CE(u; D_k) from u_k, under M_k                          -> Train
-    w_j  = sum_k n_k m_kj w_kj / sum_k n_k m_kj over those who have j              -> WeightedMean
+    w_j  = sum_k n_k m_kj w_kj / sum_k n_k m_kj over clients with j                -> WeightedMean
 
 The accuracy is that of the model as it arrives, before this client trains it. A client uses w M_k.
-The server remembers every ticket, one bit a weight, so that only what is in it travels. Both sides
+The server remembers every ticket, one bit a weight, so that only what is in it is sent. Both sides
 draw w_0 from the seed. With density 1 this is FedAvg.
 
 - Shared: the model; each client has a sparse part of it, found by pruning and training again from
@@ -107,7 +107,7 @@ class LotteryFL(CommonParts):
         return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who have each weight, and their tickets."""
+        """The mean over the clients that have each weight, and their tickets."""
         mean = self.mean.start(state.model)
         tickets = dict(state.tickets)
         for report in reports:

@@ -10,7 +10,7 @@ Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, bu
     w     = w + sum_k n_k (w_k - w M_k) / sum_k n_k                          -> recovered
 
 Each weight is cut into ``blocks`` blocks, and those in use hold at most a share ``budget`` of all
-weights. phi_k never leaves the client; w_k travels under M_k. A client uses w M_k. With a budget of
+weights. phi_k never leaves the client; w_k is sent under M_k. A client uses w M_k. With a budget of
 1 there are no gates, and this is FedAvg.
 
 - Shared: the model; each client sends back the blocks that its own gating layer chose.

@@ -47,7 +47,7 @@ WHOLE = 32
 
 @dataclass(frozen=True)
 class QFedCG(FedAvg):
-    """One model for all; of each update the largest values travel, quantised."""
+    """One model for all; of each update the largest values are sent, quantised."""
 
     share: float = 0.5
     """The share of its update's values that a client sends."""
@@ -87,7 +87,7 @@ class QFedCG(FedAvg):
         return Outcome({"update": Packet({**update, **self.compressed(params)})})
 
     def compressed(self, update: Tree) -> Tree:
-        """QFedCG: the compressed update that travels."""
+        """QFedCG: the compressed update that is sent."""
         kept = largest_of(update, self.share)
         if self.bits == WHOLE:
             return kept

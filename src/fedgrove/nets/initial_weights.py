@@ -53,7 +53,7 @@ def read_weights(spec: str) -> tuple[WeightsOrigin, Tree]:
     """Read ``FILE.safetensors`` or ``FILE.safetensors:body``.
 
     Raises:
-        InputError: There is no such file, it is no safetensors file, or its numbers are not finite.
+        InputError: There is no such file, not a safetensors file, or its numbers are not finite.
     """
     path = remove_suffix(spec)
     place = Path(path)

@@ -261,7 +261,7 @@ class Page:
 
         Args:
             path: The file, whose name ends with .html (:func:`check_place`).
-            force: Replace a file that is no page of fedgrove.
+            force: Replace a file that fedgrove did not write.
         """
         check_place(path, "path", force=force)
         unfinished = path.with_name(path.name + ".part")
@@ -283,7 +283,7 @@ def write_if_possible(
     Args:
         make_page: Makes the page.
         path: The file.
-        force: Replace a file that is no page of fedgrove.
+        force: Replace a file that fedgrove did not write.
         quiet: Do not warn.
 
     Returns:

@@ -363,7 +363,7 @@ class _Report:
         return columns
 
     def group_charts(self) -> list[Chart]:
-        """Draw the score of each group, and how alike the clients' models are."""
+        """Draw the score of each group, and the similarity of the clients' models."""
         drawn = []
         if 1 < len(self.groups) <= MOST_BARS and not self.is_mixed:
             means = {}

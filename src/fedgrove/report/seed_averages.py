@@ -483,7 +483,7 @@ def write_paper_table(
         groups: The rows.
         path: The file: .md, .tex or .csv.
         option: What the path is called in an error message.
-        force: Replace a file that is no such table.
+        force: Replace a file that is not such a table.
     """
     writers = {".csv": csv_table, ".tex": latex_table, ".md": markdown_table}
     # The ending is checked below; any table will do until then.

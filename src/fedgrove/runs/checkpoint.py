@@ -44,7 +44,7 @@ def state_to_json(
         stand_in: May return what replaces a mapping within a mapping, ``{"file": name}``, or None.
 
     Raises:
-        TypeError: The state has a value of another type than :class:`fedgrove.core.State` allows.
+        TypeError: The state has a value of a type that :class:`fedgrove.core.State` does not allow.
     """
     # The most frequent case first: a state may have a few numbers for every client.
     if type(value) in _PLAIN:
@@ -116,7 +116,7 @@ def state_from_json(
         read: Returns the tree of a file that a ``stand_in`` named.
 
     Raises:
-        InputError: The state has other fields than ``like``: another version wrote it.
+        InputError: The state differs from ``like`` in its fields: a different version wrote it.
     """
     if not isinstance(plain, dict):
         return plain

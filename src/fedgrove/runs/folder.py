@@ -174,7 +174,7 @@ class RunFolder:
         return summary
 
     def _check_against_checkpoint(self, summary: Mapping[str, Any], path: Path) -> None:
-        """Refuse a summary of another run than the checkpoint that is kept next to it."""
+        """Refuse a summary of a run other than that of the checkpoint that is kept next to it."""
         # A finished run needs no checkpoint: one that is gone or damaged refuses nothing.
         manifest = find_manifest(self._latest)
         if manifest is None:

@@ -105,7 +105,7 @@ def decode_tree(data: bytes, path: Path) -> Tree:
     """Return the tree in a run's safetensors file, in the order it was written.
 
     Raises:
-        DamageError: The content is no such file; the message names ``path``.
+        DamageError: The content is not such a file; the message names ``path``.
     """
     try:
         leaves = load(data)

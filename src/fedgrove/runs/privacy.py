@@ -8,7 +8,7 @@ one vector, C the clip and z the noise multiplier; the client sends the server's
 
 Whatever a method computes before that, the message depends on the client's data through u alone.
 Anything else (numbers next to the packets, masks that a client chose, scores, signs) is refused
-(:func:`find_references`). docs/privacy.md says what this guarantees, and what it does not.
+(:func:`find_references`). docs/privacy.md describes what this guarantees, and what it does not.
 """
 
 from __future__ import annotations

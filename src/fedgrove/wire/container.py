@@ -1,7 +1,7 @@
 """The container ``fedgrove.v1``: magic, version, named tensors, streams, checksum (docs/wire.md).
 
 Reading is safe: every length is checked against a limit before anything is allocated, and malformed
-bytes raise :class:`~fedgrove.errors.WireError` with a sentence that says what is wrong. The
+bytes raise :class:`~fedgrove.errors.WireError` with a sentence that states what is wrong. The
 checksum detects accidents, not attacks: the transport has to prove who sent the bytes.
 """
 

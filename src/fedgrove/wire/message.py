@@ -36,7 +36,8 @@ MAX_HEAD = 1 << 20
 MAX_ANSWER_HEAD = 1 << 16
 """The longest header of a client's answer that the server accepts, in bytes."""
 PER_TENSOR = 1 << 10
-"""Bytes that a tensor may take besides its values and mask: its name, its entry in the index."""
+"""Bytes that a tensor may take in addition to its values and mask: its name, its entry in the
+index."""
 MALFORMED_FIELDS = (KeyError, TypeError, ValueError, OverflowError)
 """What reading the fields of a header can raise: one is missing, of another type, or infinite."""
 
@@ -160,7 +161,7 @@ def read(
             tensors that are not expected.
 
     Raises:
-        WireError: The bytes are no message.
+        WireError: The bytes are not a message.
         UnexpectedReport: They contain something else than ``expected``.
         UnknownMask: Packets refer to masks that are not ``known``; all of them are named.
     """
@@ -198,7 +199,7 @@ def read(
 def _check_names(
     head: Mapping[str, Any], lengths: Mapping[str, int], expected: ExpectedReport
 ) -> None:
-    """Refuse an answer with other packets than were expected, before any of them is read."""
+    """Refuse an answer with packets other than the expected ones, before any of them is read."""
     wanted: list[str] = []
     # A request for masks has no packets.
     if "lacks" not in head:

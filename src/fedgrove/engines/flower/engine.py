@@ -279,7 +279,8 @@ def _read_loss(task: Task, letter: Letter) -> Lost:
 def lose_by_error(
     task: Task, error: Any, timeout: float | None = None, waited: float = 0.0
 ) -> Lost:
-    """Return the loss for an error of Flower: too late, the node is gone, or its app failed.
+    """Return the loss for an error of Flower: too late, the node cannot be reached, or its app
+    failed.
 
     Args:
         task: The task.

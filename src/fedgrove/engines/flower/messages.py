@@ -44,7 +44,7 @@ Head = dict[str, Any]
 
 
 def check_installed(*packages: str) -> None:
-    """Refuse to go on without Flower, or without other packages that it needs.
+    """Refuse to continue without Flower, or without other packages that it needs.
 
     Raises:
         InputError: A package is not installed.
@@ -62,7 +62,7 @@ def check_installed(*packages: str) -> None:
 # ---- letters -------------------------------------------------------------------------------------
 
 Note = Mapping[str, str | int]
-"""What is sent with a message but is no part of it: the run's name, why a task was lost."""
+"""What is sent with a message but is not part of it: the run's name, why a task was lost."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@ r"""AdFedWCP: a personal model per client, sent clustered, with centroids by lay
 
 (Adaptive Federated Weight-Clustering Pruning; see docs/papers/adfedwcp.md.)
 
-Before round 0 every client says how important its layers are at the initial model. Round
+Before round 0 every client reports how important its layers are at the initial model. Round
 :math:`t`, cohort :math:`S_t`; th_g shared, th_k personal, M_k its mask::
 
     k_kj = min(lower, upper), by importance, data, bandwidth               -> Adaptive
@@ -179,7 +179,7 @@ class AdFedWCP(CommonParts):
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The shared model, for those who have no personal one yet."""
+        """The shared model, for clients that have no personal one yet."""
         return {"model": Packet(state.model)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -487,7 +487,7 @@ def clustered_bytes(layout: Layout, k: int) -> int:
         weights = layout.count(_weights_of(layout, name))
         bits += clustered_bits(weights, 0, k)
         counted += weights
-    # Biases and norms travel as they are.
+    # Biases and norms are sent as they are.
     bits += 32 * (layout.size - counted)
     return -(-bits // 8)
 

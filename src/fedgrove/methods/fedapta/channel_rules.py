@@ -2,7 +2,7 @@
 
 A rule is called with a model, the layers that may lose channels, a ratio, the round and the client.
 The ratio is the share of those layers' weights that go, each counted with the channel that it makes
-(FedAPTA's Table 5 counts so; what later layers read of a lost channel falls as well).
+(FedAPTA's Table 5 counts so; what later layers read of a removed channel is removed as well).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class RollingWindow:
 
 @dataclass(frozen=True)
 class RandomChannels:
-    """FedDrop's, of both papers called so: channels drawn anew for every round and client.
+    """FedDrop's, of both papers called so: channels drawn again for every round and client.
 
     With one ratio for all devices this is federated dropout of Caldas et al. (2018), as in Figure 2
     of FedAPTA; with a ratio for each device that of Wen et al. (2022).

@@ -311,7 +311,7 @@ class FedAPTA(CommonParts):
     def _average(
         self, state: State, groups: Mapping[int, int], arrivals: Mapping[int, Arrival]
     ) -> tuple[dict[int, Tree], dict[int, Tree]]:
-        """Eq. 5: the mean of each group, and its mean update; a group without devices is gone.
+        """Eq. 5: the mean of each group, and its mean update; a group without devices is removed.
 
         A device that joins a group from another one began with another model: it counts from the
         next round on. In a new group those devices count that began with its commonest model.
@@ -371,7 +371,7 @@ class FedAPTA(CommonParts):
         """What the device kept of its drift, where it has the weight; 0 at first, or if regrouped.
 
         So is its correction: without an update of the round before there is nothing to correct. Nor
-        is there for a weight that the device lacked then: that it did not move is no evidence.
+        is there for a weight that the device lacked then: that it did not change is not evidence.
         """
         mask = carry.get("model.mask", {})
         group = carry["settings"]["group"]

@@ -12,7 +12,7 @@ Round :math:`t` of :math:`T`, cohort :math:`S_t`, :math:`\lambda_k = n_k / \sum_
     w    = sum_k lambda_k m_k w_k / sum_k lambda_k m_k                 -> WeightedMean
     m    = [sum_k lambda_k m_k > tau]                                  -> Vote
     every R rounds, of the weights outside m the zeta of largest
-    mean I_k over those who pruned them come back, with the value
+    mean I_k over clients that pruned them regrow, with the value
     the server still has                                               -> grown
 
 Channels whose filters are all pruned are gone, with their biases and norms, so that what trains and
@@ -224,7 +224,8 @@ class FedLayerPrune(CommonParts):
         return self.prunes and self.regrow > 0 and is_due
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """Eqs. 11 and 12: the mean over those who keep a weight, and the vote on the mask."""
+        """Eqs. 11 and 12: the mean over the clients that keep a weight, and the vote on the
+        mask."""
         before = trees.pick(state.mask, state.prunable)
         mean = self.mean.start(state.model)
         votes = self.vote.start(before)
@@ -239,7 +240,7 @@ class FedLayerPrune(CommonParts):
             kept = packet.mask
             if not self.renormalise and kept is not None:
                 # What a client pruned counts as 0, as Eq. 11 has it. Norms and biases are never
-                # pruned by themselves: theirs is the mean over those who have the channel.
+                # pruned by themselves: theirs is the mean over the clients that have the channel.
                 kept = {name: leaf for name, leaf in kept.items() if name not in before}
             mean.add(packet.values, report.examples, kept)
             if regrows and isinstance(self.score, Fisher):
@@ -462,7 +463,7 @@ def _where_kept(kept: Mask, now: Tree, before: Tree) -> Tree:
     return model
 
 
-# ---- numbers that travel -------------------------------------------------------------------------
+# ---- numbers that are sent -----------------------------------------------------------------------
 
 
 def _numbered(numbers: Iterable[Any]) -> dict[str, Any]:

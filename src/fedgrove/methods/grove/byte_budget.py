@@ -130,7 +130,7 @@ class SampleMessages:
     model: Tree
     """What updates are like."""
     statistics: Tree
-    """What is sent whole next to them."""
+    """What is sent in full next to them."""
     evidence: int
     """How many numbers are sent up as evidence; half of them are 0."""
     metrics: Mapping[str, float]
@@ -271,7 +271,7 @@ def share_of_less(share: float, tree: Mapping[str, Tensor], mask: Mapping[str, T
 
 
 def rounded(share: float) -> float:
-    """Grove: round a share to four digits, because it travels with every task."""
+    """Grove: round a share to four digits, because it is sent with every task."""
     return float(f"{share:.4g}")
 
 

@@ -24,7 +24,7 @@ round, that both were not trained on in that round (-> compare, add_merits).
 Clients are divided into groups when what their heads do in one half of their reports shows again in
 the other half (-> head_evidence, HeldOutGroups); a client nearer to another group moves there. A
 group's model may lose its weakest channels, and a client whose device is too small for it has fewer
-still (-> ChannelMasks, narrow_clients). With all of it off the model itself travels, and this is
+still (-> ChannelMasks, narrow_clients). With all of it off the model itself is sent, and this is
 FedAvg (:data:`PRESETS`, "off").
 
 - Shared: a model for each group that is found, without its head; updates are sent as a few signs,
@@ -458,7 +458,7 @@ class Grove(CommonParts):
     # ---- channels --------------------------------------------------------------------------------
 
     def _scored(self, state: State) -> State:
-        """Every channel judged anew, by its group's model."""
+        """Every channel scored again, by its group's model."""
         if not state.structure:
             return state
         structure = groups_from_plain(state.structure)

@@ -1,6 +1,6 @@
-r"""SAFL: clients that are alike prune alike (Li, Wang, Du, Cai & Wang, "SAFL: Structure-Aware
-Personalized Federated Learning via Client-Specific Clustering and SCSI-Guided Model Pruning",
-Alg. 1 and 2).
+r"""SAFL: similar clients prune the same channels (Li, Wang, Du, Cai & Wang, "SAFL: Structure-Aware
+Personalized Federated Learning via Client-Specific Clustering and SCSI-Guided Model Pruning", Alg.
+1 and 2).
 
 Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients; cluster
 models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
@@ -20,9 +20,9 @@ Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers 
 (Hermes; lines of Alg. 2)::
 
      4  u_k  = E epochs of min CE from (its norms, w M_k)                   -> own, Train
-     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i   -> WeightedMean
+     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over clients with i     -> WeightedMean
 
-All K models travel down in stage 1, one up. Stage 2 begins with the client's own model; from then
+All K models are sent down in stage 1, one up. Stage 2 begins with the client's own model; from then
 on it gets its part of w. Without a stage 1 this is FedBN.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/safl.md.
@@ -164,7 +164,8 @@ class SAFL(TwoStages):
         return [Task(k, send, density, verb) for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """Stage 1: fuse each cluster. Stage 2: the mean over those who have each parameter."""
+        """Stage 1: fuse each cluster. Stage 2: the mean over the clients that have each
+        parameter."""
         if state.round >= len(self.schedule):  # Alg. 2, line 5
             return average_widths(state, reports, self.mean)
         return self._fuse_clusters(state, reports)
@@ -270,10 +271,10 @@ class SAFL(TwoStages):
 class Fusion:
     """Heterogeneous model fusion of one cluster (Section III.B.5).
 
-    The channels that most clients of the cluster kept, each parameter averaged over those who have
-    it. Clients count alike here, as in the paper; the number of channels is what its clients keep
-    on average. Channels that equally many clients kept are decided by the mean of the score by
-    which clients prune, |gamma|, over the clients that have them.
+    The channels that most clients of the cluster kept, each parameter averaged over the clients
+    that have it. Clients have equal weight here, as in the paper; the number of channels is what
+    its clients keep on average. Channels that equally many clients kept are decided by the mean of
+    the score by which clients prune, |gamma|, over the clients that have them.
     """
 
     def __init__(self, groups: Sequence[ChannelGroup], score: Score, mean: Average) -> None:

@@ -119,7 +119,7 @@ class Submodels(WideModel):
 
 @dataclass(frozen=True)
 class TwoStages(CommonParts):
-    """What SAFL and Hermes can both be told, and how both serve their clients."""
+    """The settings that SAFL and Hermes have in common, and how both serve their clients."""
 
     density: float = 0.7
     """The share of channels that a client keeps."""

@@ -11,9 +11,9 @@ client, 0 at first::
     q      = STC_down(d + A);       A = d + A - q                   -> SparseTernary, feedback
     W      = W + q                                                  -> versions.publish
 
-Running statistics are no weights: they are averaged and sent whole. With ``head = "home"`` (ours)
-the last layer stays with the client. Where a direction is not compressed (a share of 1 that is not
-made ternary) the model itself travels; with both so, this is FedAvg.
+Running statistics are not weights: they are averaged and sent in full. With ``head = "home"``
+(ours) the last layer stays with the client. Where a direction is not compressed (a share of 1 that
+is not made ternary) the model itself is sent; with both so, this is FedAvg.
 
 - Shared: the model; updates are sent as a few signs, both ways; what they leave out is sent later.
 - A client uses: the shared model; with ``head=home`` with its own last layer.
@@ -64,14 +64,14 @@ class State:
     round: int
     published: Versions
     statistics: Tree
-    """The running statistics, which are sent whole; nothing where nothing is compressed."""
+    """The running statistics, which are sent in full; nothing where nothing is compressed."""
     left: Tree
     """A, the server's error."""
 
 
 @dataclass(frozen=True)
 class STC(CommonParts):
-    """One model for all; updates travel as a few signs, and what they leave out comes later."""
+    """One model for all; updates are sent as a few signs, and what they leave out comes later."""
 
     up: float = 0.01
     """The share of an update that a client sends."""
