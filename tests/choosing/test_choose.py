@@ -141,7 +141,7 @@ def test_the_same_call_goes_on_and_trains_nothing_twice(chosen: Choice) -> None:
     assert kept == chosen.found["hindsight"]
     assert again.found["hindsight"] == kept
     assert (chosen.path / "first" / "local-s0" / "summary.json").stat().st_mtime_ns == stamp
-    with pytest.raises(InputError, match="holds another choice"):
+    with pytest.raises(InputError, match="contains a different choice"):
         fg.choose(**TINY, out=chosen.path)
 
 
@@ -291,10 +291,10 @@ def test_what_the_sentence_says() -> None:
     assert "20.0 ± 0.0 points ahead of b (paired over 3 clients of one seed); one seed: not" in sure
     assert "clear" not in sure
     near = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.8, 1e5)], Scores())
-    assert "either may be the better" in near
+    assert "either may be better" in near
     assert "b is within the noise of it and takes 100 kB" in near
     rising = sentence(asked, [made("a", 0.8, 1), made("b", 0.7, 1, 5, 0.6)], Scores())
-    assert "b was still gaining when its trial ended" in rising
+    assert "b was still improving when its trial ended" in rising
     assert select_promising([made("a", 0.8, 1), made("b", 0.7, 1)], 40) == ["a", "b"]
 
 

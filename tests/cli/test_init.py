@@ -132,7 +132,7 @@ def test_the_body_goes_to_other_classes(here: Path, capsys: pytest.CaptureFixtur
     assert main([*words, "--init", MODEL, "--out", "mine"]) == 2
     sentence = capsys.readouterr().err
     assert "'head.weight' is (10, 32) and in the net (3, 32)" in sentence
-    assert f"to take all but the head, give {MODEL}:body." in sentence
+    assert f"to load everything except the head, give {MODEL}:body." in sentence
     assert not Path("mine").exists()
     summary = summary_of(capsys, *words, "--init", f"{MODEL}:body", "--out", "mine")
     assert summary["init"] == f"{MODEL}:body"

@@ -65,7 +65,10 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, "
             f"objective must be {' or '.join(LOSSES)}.",
         ),
-        ("run fedmask --set objective=GammaL1", "the objective is GammaL1(), which learns nothing"),
+        (
+            "run fedmask --set objective=GammaL1",
+            "the objective is GammaL1(), which does not use the targets",
+        ),
         ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which learns "),
         ("run fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
         ("run fedavg --set objective=AnnealedPull", "the objective is AnnealedPull(), which "),
@@ -279,5 +282,5 @@ def test_files_that_are_nowhere_are_named(
     monkeypatch.delenv("FEDGROVE_DATA", raising=False)
     assert main(["run", "--data", "uci-har"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedgrove: uci-har was not found: looked for ")
+    assert line.startswith("fedgrove: uci-har was not found: searched for ")
     assert "FEDGROVE_DATA or --data-dir" in line

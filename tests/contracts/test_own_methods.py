@@ -330,7 +330,7 @@ def test_what_a_prediction_may_not_read_is_not_fine_tuned(tmp_path: Path) -> Non
 def test_a_part_of_a_prediction_is_not_exported(tmp_path: Path) -> None:
     words: dict[str, Any] = {"clients": 3, "rounds": 1, "engine": "serial", "progress": False}
     result = fedgrove.run(Untunable(), data="digits", out=tmp_path / "run", **words)
-    assert any("models/ holds the tree 'model' alone" in note for note in result.summary["notes"])
+    assert any("models/ contains only the tree 'model'" in note for note in result.summary["notes"])
     with pytest.raises(InputError, match="predict in their method's own way"):
         fedgrove.export_model(result, client=0)
 

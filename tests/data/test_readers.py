@@ -333,8 +333,8 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         ("1.5,2.5\n3,4\n", "begins with numbers"),
         ("ax,ax,y\n1,2,3\n", "more than one column 'ax'"),
         ("ax,y\n1,2,3\n", "3 cells in line 2 and 2 names"),
-        ("y\nwalk\nsit\n", "one or more to learn from"),
-        ("ax,y\n1,walk\n2,walk\n", r"only one class \(walk\); there must be two"),
+        ("y\nwalk\nsit\n", "there must be at least one"),
+        ("ax,y\n1,walk\n2,walk\n", r"only one class \(walk\); there must be at least two"),
         ("ax,device,y\n1,phone,walk\n2,phone,sit\n", "leave it out by naming"),
         ("ax,y\n1e300,walk\n2,sit\n", r"contains '1e\+300'"),
         ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, such as '1,5' in line 2"),
@@ -377,7 +377,7 @@ def test_a_clock_is_no_input(folder: Path) -> None:
 
 
 def test_the_label_must_be_named(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"has the columns ax, ay, az, activity; say which one"):
+    with pytest.raises(InputError, match=r"has the columns ax, ay, az, activity; give the one"):
         data.load(folder, window=16)
     with pytest.raises(InputError, match=r"^label is 'activty', .* did you mean 'activity'\?"):
         data.load(folder, label="activty", channels="ax,ay", window=16)

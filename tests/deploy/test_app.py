@@ -178,11 +178,11 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     experiment = Experiment(methods.make("fedavg"), clients=3)
     write_app(experiment, tmp_path / "app")
     before = (tmp_path / "app" / "README.md").read_bytes()
-    with pytest.raises(InputError, match="app is there and not empty"):
+    with pytest.raises(InputError, match="app is not empty"):
         write_app(experiment, tmp_path / "app")
     assert (tmp_path / "app" / "README.md").read_bytes() == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file is there and not empty"):
+    with pytest.raises(InputError, match="file is not empty"):
         write_app(experiment, tmp_path / "file")
 
 

@@ -168,7 +168,7 @@ def no_data(partition: int, node_config: Mapping[str, Any]) -> Any:
         (fewer_outputs, r"client 1 has data of shape \(12,\) with 2 outputs"),
         (
             no_file,
-            r"client 1 cannot read its data \(FileNotFoundError\); the log of its node says why",
+            r"client 1 cannot read its data \(FileNotFoundError\); the log of its node gives the reason",
         ),
         (no_data, r"the node's data are a list"),
     ],
@@ -390,7 +390,7 @@ def test_a_server_that_was_killed_is_resumed(name: str, tmp_path: Path) -> None:
 def test_a_folder_of_another_run_is_not_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     serve(grid_of(tmp_path), experiment(rounds=1), out=out, clients=3)
-    with pytest.raises(InputError, match=r"holds a run with another config\.toml"):
+    with pytest.raises(InputError, match=r"contains a run with a different config\.toml"):
         serve(grid_of(tmp_path), experiment(rounds=2), out=out, clients=3)
     with pytest.raises(InputError, match="is finished"):
         serve(grid_of(tmp_path), experiment(rounds=1), out=out, clients=3)

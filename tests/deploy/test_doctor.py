@@ -62,8 +62,8 @@ def test_the_printed_set_up_has_no_problem(site: Site) -> None:
     print(table)
     assert code == 0, table
     assert f"127.0.0.1:{link}, this machine only" in table
-    assert f"127.0.0.1:{site.port} refuses it to who has ca.crt alone (403)" in table
-    assert f"127.0.0.1:{site.port} refuses who has ca.crt alone (401)" in table
+    assert f"127.0.0.1:{site.port} refuses it to anyone who only has ca.crt (403)" in table
+    assert f"127.0.0.1:{site.port} refuses anyone who only has ca.crt (401)" in table
     assert "PROBLEM" not in table
     # What is wrong later is found: rights to a key, the database and a run folder.
     (site.keys / "node-0").chmod(0o644)

@@ -50,7 +50,7 @@ REFUSED = {
     "weights": r"cannot be used with net \w+: it has no weights that can be pruned",
     "layers": r"cannot be used with net \w+: the last 2 layers are shared, and it has 1 with",
     "complex": r"net 'Fourier' has 'filters' of type torch.complex64; parameters are real",
-    "pair": r"net 'Pair' gave a tuple of 2 .* it must give the logits alone",
+    "pair": r"net 'Pair' gave a tuple of 2 .* it must return only the logits",
 }
 """The sentences by the word that the table has for them."""
 

@@ -122,7 +122,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         read_curve("run", "fedavg", [line(1, 1.0, None, tasks={})])
     old = line(1, 1.0, 0.5)
     del old["virtual_clock"]
-    with pytest.raises(InputError, match=r"^run was trained before there was a clock"):
+    with pytest.raises(InputError, match=r"^run was trained by a version without a clock"):
         read_curve("run", "fedavg", [old])
     one = read_curve("one", "fedavg", QUICK)
     other = read_curve("two", "fedavg", [{**line(1, 1.0, None), "metric": "f1", "f1_mean": 0.5}])

@@ -106,7 +106,8 @@ def test_any_plain_state_comes_back_with_its_types(value: Any) -> None:
 def test_other_objects_are_refused_wherever_they_lie(bad: object) -> None:
     for state in (bad, State(0, {"deep": [bad]}), State(0, (1, bad))):
         with pytest.raises(
-            TypeError, match=f"holds a {type(bad).__name__}; it may hold numbers, strings, tensors"
+            TypeError,
+            match=f"holds a {type(bad).__name__}; it may contain numbers, strings, tensors",
         ):
             state_to_json(state, {})
 

@@ -91,8 +91,12 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
         ),
     ],
     "client": [
-        (replace(GOOD, of=1), HOLDS, "client 4 was asked, and the report is of client 1."),
-        (replace(GOOD, of=-1), HOLDS, "client 4 was asked, and the report is of client -1."),
+        (replace(GOOD, of=1), HOLDS, "client 4 was given the task, but the report names client 1."),
+        (
+            replace(GOOD, of=-1),
+            HOLDS,
+            "client 4 was given the task, but the report names client -1.",
+        ),
     ],
     "examples": [
         (
@@ -151,17 +155,17 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
         (
             giving({"bias": torch.zeros(2)}),
             HOLDS,
-            "client 4 sent model with other tensors than were asked for: weight on one side only.",
+            "client 4 sent model with tensors that differ from the requested ones: weight on one side only.",
         ),
         (
             giving(MODEL | {"scores": torch.zeros(7)}),
             HOLDS,
-            "client 4 sent model with other tensors than were asked for: scores on one side only.",
+            "client 4 sent model with tensors that differ from the requested ones: scores on one side only.",
         ),
         (
             giving(dict(reversed(MODEL.items()))),
             HOLDS,
-            "client 4 sent model with other tensors than were asked for: another order.",
+            "client 4 sent model with tensors that differ from the requested ones: another order.",
         ),
         (
             giving(MODEL | {"bias": torch.zeros(2, dtype=torch.complex64)}),
@@ -262,7 +266,7 @@ def test_a_mask_of_the_clients_own() -> None:
     other = {"weight": ~MASK["weight"]}
     said = {
         "values outside its mask in weight.": (SPARSE, other),
-        "a mask of scale, which it does not hold.": (MODEL, {"scale": torch.ones(2).bool()}),
+        "a mask of scale, which it does not contain.": (MODEL, {"scale": torch.ones(2).bool()}),
         "a mask of torch.bool and shape (3, 2) in weight.": (
             MODEL,
             {"weight": torch.ones(3, 2).bool()},

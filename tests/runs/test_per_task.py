@@ -201,6 +201,6 @@ def test_a_sweep_names_its_runs_so(tmp_path: Path) -> None:
 
 
 def test_one_task_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="per_task is given, and the clients have no tasks"):
+    with pytest.raises(InputError, match="per_task is given, but the clients have no tasks"):
         fg.run("fedavg", per_task=True, out=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

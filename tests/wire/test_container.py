@@ -235,8 +235,8 @@ def test_the_helper_makes_a_good_payload() -> None:
 
 def test_frames_are_refused() -> None:
     good = payload(entry(), GOOD)
-    refused(b"", "no fedgrove payload")
-    refused(b"PK\x03\x04" + good[4:], "no fedgrove payload")
+    refused(b"", "not a fedgrove payload")
+    refused(b"PK\x03\x04" + good[4:], "not a fedgrove payload")
     refused(sealed(b"fgrv\x02" + good[5:-4]), "version 2")
     refused(good[:-1], "checksum")
     refused(good[:-6] + bytes([good[-6] ^ 1]) + good[-5:], "checksum")

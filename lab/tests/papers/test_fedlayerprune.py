@@ -371,7 +371,7 @@ def test_parts_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]
     for words, sentence in (
         ("--table 2", "--table is 2; it must be one of 3, 4, 5, 6, 7, 8, those of fedlayerprune"),
         ("--figure 1", "--figure is 1; it must be one of 2, 3, 4, those of fedlayerprune"),
-        ("--table 4 --rows nope", "--rows is 'nope', which is no row of FedLayerPrune, Table 4"),
+        ("--table 4 --rows nope", "--rows is 'nope', which is not a row of FedLayerPrune, Table 4"),
         ("--table 4 --data nope", "there is no data set 'nope'"),
     ):
         assert main(["paper", "fedlayerprune", *words.split(), "--quick"]) == 2

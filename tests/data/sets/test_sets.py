@@ -78,7 +78,7 @@ def test_runs_go_on_and_an_unknown_set_names_the_broken_files(copy: Path) -> Non
 def test_the_docs_are_not_written_without_the_broken_sets(copy: Path) -> None:
     written = python(copy, "tools/generate.py", "data-sets")
     assert written.returncode == 1
-    assert "is broken, and its data sets are missing" in written.stderr
+    assert "is broken, so its data sets are not available" in written.stderr
     assert "Traceback" not in written.stderr
 
 
