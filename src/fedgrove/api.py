@@ -98,6 +98,7 @@ def rerun(options: RerunOptions) -> Result:
 
 
 def _run(experiment: Experiment, federations: Federations, options: RunOptions) -> Result:
+    """Train one experiment, or a small version of it for a smoke test."""
     if options.smoke:
         experiment = make_smaller(experiment, federations)
     return train_experiment(
@@ -188,6 +189,7 @@ def _train_in_scratch(
 
 
 def _plan(experiment: Experiment, path: Path, federations: Federations, progress: bool) -> Plan:
+    """Plan an experiment while a status line shows that its data are read."""
     with show_status("reading the data", quiet=not progress):
         return plan(experiment, path, federations)
 
@@ -407,5 +409,6 @@ def train_grid(
 
 
 def _warn(sentence: str) -> None:
+    """Warn at the line that called :func:`cost`."""
     # At the line of the caller of `cost`.
     warnings.warn(sentence, UserWarning, stacklevel=6)

@@ -44,6 +44,7 @@ RESERVED_NAMES = (
 
 
 def _mean(sums: MetricSums) -> float:
+    """Return the mean of a metric from its sums."""
     return sums["value"] / sums["total"]
 
 

@@ -49,6 +49,7 @@ def find_renamed(module: str, name: str) -> Any:
 
 
 def _warn(old: str, new: str) -> None:
+    """Warn that an old name of fedgrove was used."""
     message = f"{old} is now {new}; the old name will be removed in the next release."
     # Level 3 is the line of the user's that names it, for attributes.
     warnings.warn(message, DeprecationWarning, stacklevel=3)

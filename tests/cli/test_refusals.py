@@ -69,22 +69,22 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "run fedmask --set objective=GammaL1",
             "the objective is GammaL1(), which does not use the targets",
         ),
-        ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which learns "),
-        ("run fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which does not "),
+        ("run fedavg --set objective=Proximal", "the objective is Proximal(), which does not "),
         ("run fedavg --set objective=AnnealedPull", "the objective is AnnealedPull(), which "),
         (
             "cost fedavg --set objective=Proximal --net mlp --input 4 --classes 2",
-            "the objective is Proximal(), which learns ",
+            "the objective is Proximal(), which does not ",
         ),
-        ("sweep fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        ("sweep fedavg --set objective=Proximal", "the objective is Proximal(), which does not "),
         (
             "run adfedwcp --set objective=MutualDistillation",
-            "the objective has MutualDistillation, which is fedkd's own: clients of other methods "
-            f"lack what it needs. With --set, objective must be {' or '.join(LOSSES)}.",
+            "the objective has MutualDistillation, which belongs to fedkd: clients of other methods "
+            f"do not have what it needs. With --set, objective must be {' or '.join(LOSSES)}.",
         ),
         (
             "run fedmask --set objective=LogitCalibration",
-            "the objective has LogitCalibration, which is fedlc's own: ",
+            "the objective has LogitCalibration, which belongs to fedlc: ",
         ),
         (
             "run fedavg --set objective=None",

@@ -709,7 +709,7 @@ def test_channels_last_is_refused_or_said() -> None:
 
 
 def test_windows_are_not_cut_again() -> None:
-    with pytest.raises(InputError, match="windows already"):
+    with pytest.raises(InputError, match="already consists of windows"):
         data.from_arrays(np.zeros((40, 3, 16)), np.arange(40) % 2, window=8)
 
 

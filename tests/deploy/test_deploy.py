@@ -262,17 +262,17 @@ def test_another_method_file_is_refused(
 
 def test_another_half_is_refused() -> None:
     own = {"net": "a", "weights": 10.0, "codec": "Dense()", "method": "m"}
-    enrolment.check_half(own | {"weights": 10.0001}, own)
+    enrolment.check_built_run(own | {"weights": 10.0001}, own)
     for key, sentence in {
-        "net": "another network",
-        "codec": "another codec",
-        "method": "another method",
-        "weights": "other initial weights",
+        "net": "a different network",
+        "codec": "a different codec",
+        "method": "a different method",
+        "weights": "initial weights that differ",
     }.items():
         with pytest.raises(InputError, match=sentence):
-            enrolment.check_half(own | {key: "b"}, own)
-    with pytest.raises(InputError, match="other initial weights"):
-        enrolment.check_half(own | {"weights": 11.0}, own)
+            enrolment.check_built_run(own | {key: "b"}, own)
+    with pytest.raises(InputError, match="initial weights that differ"):
+        enrolment.check_built_run(own | {"weights": 11.0}, own)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_task_that_lags_is_asked_alone() -> None:
 
 def test_reports_that_come_apart_are_refused() -> None:
     server = PerTask(methods.Local(), lambda k, _: "a" if k < 2 else "b", range(4))
-    with pytest.raises(EngineError, match="reports of task 'a' came apart"):
+    with pytest.raises(EngineError, match="reports of task 'a' are not next to each other"):
         server.fold(local_states(0, 0), iter([Report(0), Report(2), Report(1)]))
 
 

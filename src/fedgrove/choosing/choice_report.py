@@ -80,6 +80,7 @@ def describe_plan(planned: ChoicePlan) -> dict[str, Any]:
 
 
 def _metric(planned: ChoicePlan) -> Scores:
+    """Return the metric by which methods are chosen."""
     problem: Any = planned.federations.of(planned.base).problem
     tasks = getattr(problem, "tasks", None)
     # All tasks have the same metric: other mixtures were refused before the trials.
@@ -88,6 +89,7 @@ def _metric(planned: ChoicePlan) -> Scores:
 
 
 def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
+    """Return what choice.json keeps of a method that was tried."""
     model_bytes = trial.model_bytes
     return {
         "method": trial.method,
@@ -215,7 +217,7 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value was made in Python, and cannot be typed."""
+    """Whether an option of a choice was made in Python, so that no command can contain it."""
     return not isinstance(value, str | int | float | bool | list | tuple | Path)
 
 
@@ -292,6 +294,7 @@ def _print_left_out(left_out: Mapping[str, str]) -> None:
 
 
 def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[Column, str]:
+    """Return the cells of a method in the table of a choice."""
     scores = _scores(found)
     # The unit on a line of its own keeps the column narrow.
     percent = scores.percent.replace(" ", "\n")

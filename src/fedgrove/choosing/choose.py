@@ -143,6 +143,7 @@ class ChoicePlan:
     def _each(
         self, names: Sequence[str], seeds: Sequence[int], rounds: int, base: Experiment
     ) -> dict[str, Experiment]:
+        """Return an experiment for each candidate method and seed."""
         recipe = self.federations.recipe(self.base)
         experiments = {}
         for fit in self.chosen:
@@ -380,11 +381,13 @@ def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begin(folder: Path, planned: ChoicePlan) -> None:
+    """Start the choice.json of an unfinished choice, unless the folder has one."""
     if not (folder / CHOICE_FILE).is_file():
         _write(folder, {"asked": _describe_request(planned), "state": "unfinished"})
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write choice.json."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Synced, since it decides whether a later call continues this folder or is

@@ -65,6 +65,7 @@ def export(options: ExportOptions) -> None:
 
 
 def _show(exports: list[Exported]) -> None:
+    """Print the table of exported models."""
     # Imported late, so that other commands and --json start without them.
     from ..report.tables import format_kilobytes
     from ..report.terminal import Column, print_rows, print_text

@@ -176,6 +176,7 @@ def _print_plan(planned: Plan, as_json: bool) -> None:
 
 
 def _show(result: Result, as_json: bool) -> None:
+    """Print the result of ``fedgrove run``, as a table or as JSON."""
     from ..runs.report_html import REPORT_FILE as PAGE
 
     if as_json:

@@ -307,6 +307,7 @@ def _read_text(place: Path, is_option: bool) -> str:
 
 
 def _parse(text: str, place: Path) -> dict[str, Any]:
+    """Parse the TOML of a configuration, and check its format."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -326,6 +327,7 @@ def _parse(text: str, place: Path) -> dict[str, Any]:
 
 
 def _table(document: Mapping[str, Any], name: str, place: Path) -> dict[str, Any]:
+    """Return a table of a configuration; refuse anything else under its name."""
     table = document.get(name, {})
     if not isinstance(table, dict):
         raise InputError(f"{name} of {place} is {table!r}; it must be a table: write [{name}].")

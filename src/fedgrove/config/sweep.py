@@ -383,6 +383,7 @@ def _write(
     folders: Mapping[str, RunFolder],
     ends: Mapping[str, Result | Failure],
 ) -> None:
+    """Write sweep.json: the grid, and the state of each run."""
     members = {name: state(ends.get(name)) for name in folders}
     content = files.seal_json({"grid": grid, "members": members}, indent=1)
     write_bytes(files.check_inside(out, SWEEP_FILE), content, sync=True)

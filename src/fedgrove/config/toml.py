@@ -129,6 +129,7 @@ def _described(federation: Federation) -> dict[str, Any]:
 
 
 def _metric(metric: Metric) -> str:
+    """Describe a metric for config.toml."""
     direction = "more" if metric.more_is_better else "less"
     return f"{metric.name}, {direction} is better"
 
@@ -154,6 +155,7 @@ def _table(part: Any, code: dict[str, str]) -> dict[str, Any]:
 
 
 def _value(value: Any, key: str, code: dict[str, str]) -> Any:
+    """Return a setting's value as config.toml has it."""
     if dataclasses.is_dataclass(value):
         return _table(value, code)
     if isinstance(value, tuple | list):
@@ -438,6 +440,7 @@ def same(one: str, other: str) -> bool:
 
 
 def _parsed(text: str) -> dict[str, Any]:
+    """Parse the text of a run folder's config.toml."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -447,6 +450,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _method(document: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Return the method that config.toml names or describes."""
     table = document.get("method")
     code = document.get("code", {})
     if table is not None:
@@ -501,6 +505,7 @@ def _class_of_file(spec: str, path: str, code: Any, hint: Any) -> type:
 
 
 def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
+    """Build a part from the fields in its table of config.toml."""
     kinds = hints(cls)
     values = {}
     for key, value in fields.items():
@@ -516,6 +521,7 @@ def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
 
 
 def _rebuilt(value: Any, hint: Any, path: str, code: Any) -> Any:
+    """Return a setting's value, or part, from config.toml."""
     if isinstance(value, dict):
         known = fitting(hint)
         found = find_part(str(value.get("type")), hint)

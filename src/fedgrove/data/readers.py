@@ -430,6 +430,7 @@ def _read_mapping(data: Mapping[str, Any], options: OwnDataOptions, source: str)
 
 
 def _select(data: Mapping[str, Any], names: Sequence[str], source: str) -> list[Any]:
+    """Return the arrays of these names from a user's data; refuse data that lack one."""
     missing = []
     for name in names:
         if name not in data:

@@ -130,6 +130,7 @@ def write_app(
 
 
 def _check_free(path: Path) -> None:
+    """Refuse to write a Flower app into a folder that is not empty."""
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise InputError(
             f"{path} is not empty; an app is only written into a folder that is empty or does not "
@@ -259,6 +260,7 @@ def _data_file(experiment: Experiment, federation: Federation) -> str:
 
 
 def _listed(words: dict[str, Any]) -> str:
+    """Write the options of ``data.load`` for the data.py of an app."""
     lines = []
     for word, value in words.items():
         if isinstance(value, str):

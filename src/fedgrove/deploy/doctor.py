@@ -165,6 +165,7 @@ def _uses(program: Program, folder: Path) -> bool:
 
 
 def _check_runs(folder: Path, programs: Sequence[Program]) -> Check:
+    """Check that a SuperLink that uses a folder of keys is running."""
     running = [f"{program.kind} ({program.pid})" for program in programs]
     is_there = any(program.kind == "SuperLink" for program in programs)
     return Check(
@@ -219,6 +220,7 @@ def _address(text: str) -> tuple[IPv4Address | IPv6Address, int]:
 
 
 def _check_program(program: Program, folder: Path) -> Iterator[Check]:
+    """Check one program of a deployment: its addresses, its umask and its files."""
     if program.kind in ("SuperLink", "proxy", "nginx"):
         for address, port in _listening(program):
             yield from _check_address(program, folder, address, port)

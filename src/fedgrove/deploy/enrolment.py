@@ -321,6 +321,7 @@ def find_usual_kind(nodes: Mapping[int, EnrolledClient]) -> str:
 
 
 def _in_order(nodes: Mapping[int, EnrolledClient]) -> list[EnrolledClient]:
+    """Return enrolled clients in the order of their partitions."""
     return sorted(nodes.values(), key=lambda each: each.partition)
 
 
@@ -468,8 +469,8 @@ def name_run(config: str) -> str:
     return hashlib.sha256(config.encode()).hexdigest()[:16]
 
 
-def describe_half(run: Run, config: str) -> Head:
-    """Return a summary of the run that server or node has built, to compare both."""
+def describe_built_run(run: Run, config: str) -> Head:
+    """Return a summary of the run that a server or a node has built, to compare both."""
     leaves = {}
     for name, leaf in run.params.items():
         leaves[name] = list(leaf.shape)
@@ -484,7 +485,7 @@ def describe_half(run: Run, config: str) -> Head:
     }
 
 
-def check_half(said: Head, own: Head, who: str = "the node") -> None:
+def check_built_run(said: Head, own: Head, who: str = "the node") -> None:
     """Refuse a node that has built a run that differs from the server's.
 
     Raises:
@@ -492,19 +493,19 @@ def check_half(said: Head, own: Head, who: str = "the node") -> None:
     """
     words = {
         "method": "a different method, or different settings of it",
-        "net": "another network",
-        "codec": "another codec",
+        "net": "a different network",
+        "codec": "a different codec",
     }
     for key, what in words.items():
         if said.get(key) != own[key]:
             raise InputError(
-                f"{who} has built {what} than the server; give both the same files and the "
+                f"{who} has built {what} from the server; give both the same files and the "
                 "same version of fedgrove."
             )
     weights = said.get("weights")
-    # Another kind of processor may round differently.
+    # A different kind of processor may round differently.
     if not isinstance(weights, float) or not math.isclose(weights, own["weights"], rel_tol=1e-4):
         raise InputError(
-            f"{who} draws other initial weights than the server; give both the same network, "
-            "the same file of weights and the same version of torch."
+            f"{who} draws initial weights that differ from the server's; give both the same "
+            "network, the same file of weights and the same version of torch."
         )

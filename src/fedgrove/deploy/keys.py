@@ -104,6 +104,7 @@ def _checked(host: str) -> str:
 
 
 def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
+    """Make the files of a new folder of keys; refuse to overwrite any."""
     files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt", DECLARED)]
     present = []
     for file in files:
@@ -166,6 +167,7 @@ def _write_certificates(path: Path, hosts: tuple[str, ...]) -> None:
 
 
 def _name(text: str) -> Any:
+    """Return the subject of a certificate."""
     from cryptography import x509
 
     return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])

@@ -80,6 +80,7 @@ class Node:
         return {"refused": sentence, "partition": node_config.get("partition-id")}
 
     def _answer(self, question: Head, node_config: Mapping[str, Any]) -> Head:
+        """Answer a question of the deployed run's server."""
         asked = question.get("ask")
         if asked == "refused":
             # The server's sentence, for whoever looks at this node's log.
@@ -107,7 +108,9 @@ class Node:
             ) from None
         write_bytes(folder / "config.toml", config.encode(), sync=True)
         LOG.info("client %d takes part in run %s", partition, folder.name)
-        return enrolment.describe_half(run, to_toml(_experiment(config, run.federation, self.code)))
+        return enrolment.describe_built_run(
+            run, to_toml(_experiment(config, run.federation, self.code))
+        )
 
     def do_task(self, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
         """Do a task of a run that this node has joined."""
@@ -130,6 +133,7 @@ class Node:
         return answer
 
     def _folder(self, name: str, partition: int, node_config: Mapping[str, Any]) -> Path:
+        """Return the folder in which a node keeps its files of a run."""
         # The name comes from the server: a slash or dots could lead out of the folder.
         if not name.isalnum():
             raise InputError(f"{name!r} is not the name of a run.")
@@ -143,6 +147,7 @@ class Node:
     def _run(
         self, config: str, folder: Path, partition: int, node_config: Mapping[str, Any]
     ) -> Run:
+        """Return a node's side of the run, built once per process."""
         return _build_run(self, config, folder, partition, tuple(sorted(node_config.items())))
 
 

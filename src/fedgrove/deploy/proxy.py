@@ -65,6 +65,7 @@ class Proxy:
     """By node, when a sentence about its clock was last logged; only known nodes are in it."""
 
     def _warn(self, name: str, sentence: str) -> None:
+        """Log a warning about a node, but not too often."""
         now = time.monotonic()
         if now - self.warned.get(name, -WARN_AGAIN) >= WARN_AGAIN:
             self.warned[name] = now

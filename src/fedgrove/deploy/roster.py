@@ -177,7 +177,7 @@ class Roster:
         """
         self._config = enrolment.config_for_nodes(config)
         self.name = enrolment.name_run(self._config)
-        self._half = enrolment.describe_half(run, config)
+        self._half = enrolment.describe_built_run(run, config)
         started = time.monotonic()
         for node in list(self._known):
             self._ask_to_join(node)
@@ -387,7 +387,7 @@ class Roster:
         if "refused" in said:
             sentence = clean_text(str(said["refused"]), LONGEST_REASON)
             raise InputError(f"{who} refused to take part: {sentence}")
-        enrolment.check_half(said, self._half, who)
+        enrolment.check_built_run(said, self._half, who)
         self._joined.add(node)
 
     # ---- who may take part -----------------------------------------------------------------------

@@ -71,6 +71,7 @@ class Faulty:
         return job, Lost(task.to, "crashed", f"client {task.to} failed (--faults crash).", cost)
 
     def _answer(self, job: Job, answer: Answer, fault: str | None) -> Iterator[tuple[Job, Answer]]:
+        """Yield an answer as the simulated fault leaves it: lost, altered, or sent twice."""
         run, task = job
         if fault is None or isinstance(answer, Lost):
             yield job, answer

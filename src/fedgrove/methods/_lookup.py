@@ -342,5 +342,6 @@ def _split(spec: str) -> tuple[str, str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
+    """List names of a method's functions or fields in a sentence."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

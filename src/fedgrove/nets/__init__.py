@@ -186,6 +186,7 @@ def check_size(shape: tuple[int, ...], classes: int) -> None:
 def _make(
     net: str | nn.Module, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
+    """Make a network from its name, file or module."""
     if isinstance(net, nn.Module):
         if options:
             raise InputError(

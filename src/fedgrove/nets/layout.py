@@ -406,6 +406,7 @@ def _observe_layers(
 def _layer(
     name: str, module: nn.Module, name_by_id: Mapping[int, str], macs: int, activations: int
 ) -> Layer:
+    """Describe one layer of a network."""
     params = {}
     for key, parameter in module.named_parameters(recurse=False):
         # A frozen parameter has no name.
@@ -433,6 +434,7 @@ def _layer(
 
 
 def _kind(module: nn.Module) -> Kind:
+    """Return the kind of a network's layer: conv, linear, norm or other."""
     match module:
         case _ConvNd():
             return "conv"

@@ -286,6 +286,7 @@ Slot = tuple[dict[str, Any], str]
 
 
 def _put(slots: Sequence[Slot], values: Sequence[Any]) -> None:
+    """Put tensors into the places of a module's parameters and buffers."""
     for (owner, key), value in zip(slots, values, strict=True):
         owner[key] = value
 

@@ -131,6 +131,7 @@ def _places_from(numbers: npt.NDArray[Any], threshold: Any, n: int) -> Places:
 
 
 def _numbers(score: Tensor) -> npt.NDArray[Any]:
+    """Return scores as a NumPy array, to find the largest."""
     numbers = score.detach().cpu()
     if numbers.dtype == torch.bfloat16:
         # Numpy does not have it; in float32 it is the same number.

@@ -276,6 +276,7 @@ def _make_rows(
 
 
 def _explain(found: Mapping[str, Any]) -> str:
+    """Return the line below a table of times to a target."""
     target = found["chosen"].replace("given", "the given one")
     return (
         f"The target is {target}; scores are means over clients, before fine-tuning, at the rounds "

@@ -36,7 +36,7 @@ PARTLY = 0.5
 
 
 def check_fit(run: Run) -> None:
-    """Check before a run that the method accepts the network: let it make its first state.
+    """Check a run before its first round: its method must accept its network.
 
     What it refuses is refused with both names.
     """

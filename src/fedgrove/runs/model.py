@@ -224,6 +224,7 @@ class Model:
 
     @property
     def _takes(self) -> str:
+        """Describe the inputs that a finished run's model takes, for an error."""
         things = {1: "rows of features", 2: "windows", 3: "images"}
         named = f"{things.get(len(self.shape), 'examples')} {self.shape}"
         meaning = {2: "channels, then samples", 3: "channels, height, width"}.get(len(self.shape))
@@ -257,6 +258,7 @@ class Model:
 
 
 def _one(answers: Array, is_one: bool) -> Any:
+    """Return the single prediction of a finished run's model, if one example was given."""
     if not is_one:
         return answers
     answer = answers[0]
@@ -323,6 +325,7 @@ def describe_clients(
 
 
 def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
+    """Return what models/preparation.json stores about a client."""
     problem = federation.problem
     try:
         data = federation.client(k, rounds)
@@ -355,6 +358,7 @@ def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
 
 
 def _unit(problem: Problem) -> dict[str, Any]:
+    """Return the unit of targets that are numbers, for models/preparation.json."""
     if not isinstance(problem.loss, SquaredError):
         return {}
     return {"unit": asdict(problem.loss.unit)}
@@ -404,6 +408,7 @@ def _model(
     who: str,
     preparation: Preparation,
 ) -> Model:
+    """Make the model of a finished run's client or group."""
     first = int(entry.get("first", 0))
     count = int(entry.get("outputs", about["outputs"]))
     labels = preparation.labels

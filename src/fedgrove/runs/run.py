@@ -271,8 +271,8 @@ class Run:
             for stage in stages:
                 if not isinstance(stage, Stage):
                     raise EngineError(
-                        f"the work of {verb!r} contains {stage!r}, which is not a stage; it must be a "
-                        "tuple of Train, Measure, Edit and Give."
+                        f"the work of {verb!r} contains {stage!r}, which is not a stage; it must "
+                        "be a tuple of Train, Measure, Edit and Give."
                     )
             self._stages_by_verb[verb] = stages
         return self._stages_by_verb[verb]

@@ -512,6 +512,7 @@ def _counted_share(state: State, numbers: Sequence[float]) -> float:
 
 
 def _mean(numbers: Sequence[float], otherwise: float) -> float:
+    """AdFedWCP: the mean of numbers, or ``otherwise`` if there are none."""
     return sum(numbers) / len(numbers) if numbers else otherwise
 
 

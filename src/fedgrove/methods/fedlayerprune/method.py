@@ -480,6 +480,7 @@ def _evidence_of(report: Report, prunable: Sequence[str]) -> Tree:
 
 
 def _numbers(tree: Tree) -> dict[str, float]:
+    """FedLayerPrune: convert a tree of single numbers to floats."""
     return {name: float(leaf) for name, leaf in tree.items()}
 
 
