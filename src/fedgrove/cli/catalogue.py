@@ -78,7 +78,7 @@ class ShowOptions(Options, DataDirOption, DataOptions):
 
 
 def show(options: ShowOptions) -> None:
-    """Print a method's equations, and all settings that --set can change."""
+    """Print a method's equations and settings."""
     from ..report.terminal import make_console, print_pairs, print_text, wrap_docstring
 
     options.check()
@@ -181,7 +181,7 @@ class DoctorOptions(Options, DataDirOption):
 
 
 def doctor(options: DoctorOptions) -> None:
-    """Report what is installed, which data are available, and whether a small run works.
+    """Check the installation, the data sets and a small run.
 
     With --deploy, check a running server: the exit code is 1 if there is a problem.
     """

@@ -54,7 +54,10 @@ class CompareOptions(Options, JsonOption):
 
 
 def compare(options: CompareOptions) -> None:
-    """Compare runs in one table; a sweep adds all its runs, and is also summarised over seeds."""
+    """Compare runs in one table.
+
+    A sweep adds all its runs, and is also summarised over seeds.
+    """
     options.check()
     time = options.time
     check(time or options.to is None, "to", options.to, "given together with --time")
@@ -174,7 +177,7 @@ class ReportOptions(Options):
 
 
 def report(options: ReportOptions) -> None:
-    """Write the HTML report of a run or a sweep again, even before it has finished.
+    """Write the HTML report of a run or a sweep again.
 
     Every run writes its report when it ends; use this for older folders and for runs in progress.
     """

@@ -27,7 +27,7 @@ class AppOptions(TimeoutOption, OneRunOptions):
 
 
 def app_(options: AppOptions) -> None:
-    """Write a Flower app that trains a method on machines that keep their own data.
+    """Write a Flower app that trains on machines with their own data.
 
     flwr run starts it unchanged. To read the data of your nodes, edit one function in data.py.
     """
@@ -68,7 +68,10 @@ class KeysOptions(Options):
 
 
 def keys(options: KeysOptions) -> None:
-    """Create a certificate authority, a server certificate and node keys; overwrite nothing."""
+    """Create a certificate authority, a server certificate and keys.
+
+    Each node gets a key. Existing files are never overwritten.
+    """
     from ..deploy.keys import make_keys
     from ..deploy.proxy import PORT
     from ..report.page import render
@@ -108,7 +111,7 @@ class ProxyOptions(Options):
 
 
 def proxy(options: ProxyOptions) -> None:
-    """Let nodes reach a SuperLink that listens on this machine only, until Ctrl-C.
+    """Let nodes reach a SuperLink that listens on this machine only.
 
     Only requests of nodes whose public keys are in the folder are passed on.
     """

@@ -36,7 +36,7 @@ class ExportOptions(Options, JsonOption, TrustOption, DataDirOption):
 
 
 def export(options: ExportOptions) -> None:
-    """Export a client's model for a device, with pruned channels removed, and a model card.
+    """Export a client's model for a device, with a model card.
 
     The outputs of the file are compared with those of PyTorch before anything is written.
     """

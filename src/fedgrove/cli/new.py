@@ -32,7 +32,7 @@ class NewOptions(Options):
 
 
 def new(options: NewOptions) -> None:
-    """Create a small project with its own data, net, method and test, ready to run."""
+    """Create a small project with data, net, method and test."""
     place = Path(options.folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(

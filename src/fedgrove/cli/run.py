@@ -54,7 +54,7 @@ class RunCommand(JsonOption, DryRunOption, TrustOption, RunOptions):
 
 
 def run(options: RunCommand) -> None:
-    """Train a federation, and report the scores of its clients and the cost.
+    """Train a federation, and report the scores of its clients.
 
     Without a method, compare grove and ca-afp with fedavg and with training alone, on motion.
     """
@@ -75,7 +75,7 @@ class RerunCommand(JsonOption, DryRunOption, RerunOptions):
 
 
 def rerun(options: RerunCommand) -> None:
-    """Repeat a run in a new folder, with the options of that run and those given here.
+    """Repeat a run in a new folder, perhaps with other options.
 
     Options that describe the experiment and are not given keep the values of that run; for them the
     defaults below do not apply.
@@ -206,7 +206,10 @@ class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptio
 
 
 def resume(options: ResumeCommand) -> None:
-    """Resume an interrupted run or sweep; the interruption does not change the result."""
+    """Resume an interrupted run or sweep.
+
+    The interruption does not change the result.
+    """
     options.check()
     path = options.run
     if path is None:
@@ -298,7 +301,7 @@ class CostCommand(JsonOption, CostOptions):
 
 
 def cost(options: CostCommand) -> None:
-    """Estimate the bytes, computation, memory and time of methods, and train nothing."""
+    """Estimate bytes, computation, memory and time without training."""
     options.check()
     load_torch(quiet=options.json)
     from ..config.cost import estimate_costs, print_cost, print_costs

@@ -59,7 +59,10 @@ class WatchOptions(Options):
 
 
 def watch(options: WatchOptions) -> None:
-    """Show the progress of a run or a sweep until it ends; nothing in its folder is changed."""
+    """Show the progress of a run or a sweep until it ends.
+
+    Nothing in its folder is changed.
+    """
     options.check()
     check(
         options.port is None or options.browser,

@@ -80,7 +80,10 @@ class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOption
 
 
 def paper(options: PaperOptions) -> None:
-    """Repeat a paper's table or figure, and compare the numbers; run it again to resume."""
+    """Repeat a paper's table or figure, and compare the numbers.
+
+    After an interruption, run the same command again to resume.
+    """
     from fedgrove.api import open_engine
 
     from .. import papers
