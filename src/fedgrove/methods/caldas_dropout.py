@@ -8,10 +8,10 @@ Round :math:`t`, cohort :math:`S_t`, the same share s of every layer's channels 
     w_k  = E epochs of min CE(w; D_k) from w M_k                             -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> WeightedMean
 
-A client uses the whole model. With a share of 1 this is FedAvg. Not to be confused with ``feddrop``
-(Wen et al. 2022), where each device has its own share; papers call both "FedDrop". The paper's
-lossy compression of what is sent is left out. It does not say how updates of parts are averaged:
-here every parameter over the clients that have it.
+A client uses the whole model. With a share of 1 this is FedAvg. In ``feddrop`` (Wen et al. 2022)
+shares differ between devices; papers call both "FedDrop". The paper's lossy compression of what is
+sent is left out. It does not say how updates of parts are averaged: here every parameter over the
+clients that have it.
 
 - Shared: the model; each client trains random channels, new ones every round, the same number for
   every client.

@@ -12,13 +12,14 @@ and F::
                          + rho/2 |w - w_k|^2                        -> Train, Clustered
     F    = the K leading eigenvectors of W W^T                      -> leading_eigenvectors
 
-u_k is what the server sends and w_k what a client returns, so a round costs what FedAvg's costs;
-the server keeps every client's model. A client uses its own w_k. For an ideal F, u_k is the mean of
-the client's cluster. Groups, by k-means on the rows of F, are only reported. With alpha = beta =
-rho = 0 every client trains alone, as ``local`` does.
+The server sends u_k and a client returns w_k, so a round costs as much as in FedAvg; the server
+keeps every client's model. A client uses its own w_k. For an ideal F, u_k is the mean of the
+client's cluster. Groups, by k-means on the rows of F, are only reported. With alpha = beta = rho =
+0 every client trains alone, as ``local`` does.
 
-Differs from the paper: the quadratic term in F is taken at the last W, so that a client needs one
-vector; the cohort updates its rows of W and all others keep theirs; stragglers are not dropped.
+Differs from the paper: the quadratic term in F uses the last W, so that a client needs only one
+vector; the cohort updates its rows of W, and the other rows do not change; stragglers are not
+dropped.
 
 - Shared: every client's model, but only with the server.
 - A client uses: a personal model, pulled towards its cluster.

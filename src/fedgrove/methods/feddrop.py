@@ -1,4 +1,4 @@
-r"""FedDrop of Wen et al.: every client trains channels drawn anew, up to what it can hold.
+r"""FedDrop of Wen et al.: every client trains random channels, new ones every round.
 
 (Wen, Jeon & Huang, "Federated Dropout - A Simple Approach for Enabling Federated Learning on
 Resource Constrained Devices", IEEE WCL 2022. That of Caldas et al. is ``caldas-dropout``.)

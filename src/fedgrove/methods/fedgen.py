@@ -1,4 +1,4 @@
-r"""FedGen: a generator on the server tells clients how features of classes look (Zhu, Hong & Zhou,
+r"""FedGen: a generator on the server produces features of classes for clients (Zhu, Hong & Zhou,
 "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generator::
@@ -8,9 +8,9 @@ Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generat
     w    = sum_k n_k w_k / sum_k n_k                                     -> WeightedMean
     G    = some steps of min CE(h(G(y)), y), y by sum_k c_k              -> GeneratorTraining
 
-A client draws its ``samples`` features once a round, of classes as all clients together have them.
-In the first round the generator knows nothing, and the term is 0. The model and G are sent down,
-the model and c_k up. With alpha = 0 this is FedAvg.
+A client draws ``samples`` features once per round, with the class frequencies of all clients
+together. In the first round the generator is not trained yet, and the term is 0. The model and G
+are sent down, the model and c_k are sent up. With alpha = 0 this is FedAvg.
 
 - Shared: the model, and a generator of features that the server trains.
 - A client uses: the shared model.

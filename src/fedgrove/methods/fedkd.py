@@ -1,5 +1,5 @@
-r"""FedKD: a shared mentee, sent as factors, and a mentor of every client's own (Wu, Wu, Lyu, Huang
-& Xie, "Communication-efficient federated learning via knowledge distillation", Nature
+r"""FedKD: a shared mentee, sent as factors, and a personal mentor on every client (Wu, Wu, Lyu,
+Huang & Xie, "Communication-efficient federated learning via knowledge distillation", Nature
 Communications 2022).
 
 Round :math:`t`, cohort :math:`S_t`; s the shared mentee, m_k a client's own mentor::
@@ -9,9 +9,9 @@ Round :math:`t`, cohort :math:`S_t`; s the shared mentee, m_k a client's own men
     s        = sum_k n_k (s + U_k S_k V_k) / sum_k n_k                   -> recovered
 
 T rises from .95 to .98 over the rounds (``Energy``). Only U, S and V are sent, and biases and norms
-as they are; a matrix that is not worth factoring is sent in full. A mentor starts at the s that its
-client first receives. A client uses s, or m_k (``use_mentor``). Without mentors (``distil`` = 0)
-and with all of the energy this is FedAvg.
+without factors; a matrix that is not worth factoring is sent in full. A mentor starts from the
+first s that its client receives. A client uses s, or m_k (``use_mentor``). Without mentors
+(``distil`` = 0) and with all of the energy this is FedAvg.
 
 - Shared: a small model, distilled from mentors that are kept on the clients; its update is sent in
   factors.

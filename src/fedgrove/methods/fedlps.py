@@ -1,19 +1,19 @@
-r"""FedLPS: predictors cut to each device, on an encoder that tasks may share (Jia, Zhang,
-Beheshti & Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local
-Parameter Sharing", AAAI 2024).
+r"""FedLPS: predictors pruned for each device, after an encoder that tasks may share (Jia, Zhang,
+Beheshti & Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local Parameter
+Sharing", AAAI 2024).
 
-Client k holds a share :math:`s_k` of the channels; e the first layers as they started, p the rest,
-the predictor. Round :math:`t`, cohort :math:`S_t`::
+Client k has a share :math:`s_k` of the channels; e is the first layers with their initial weights,
+p the other layers, the predictor. Round :math:`t`, cohort :math:`S_t`::
 
     p_k  = E epochs of min CE((e, p); D_k) over p alone, from p M_k      -> Train(frozen="fixed")
     M_k  = of p_k when first trained, the s_k C channels of largest L1   -> ChoosePart
     p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> fill_missing_channels
 
-M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
-both sides (or from given weights) and is never sent. A client uses (e, p M_k). The paper has one
-predictor for each task, given which is which: run it with ``per_task``. The paper's encoder is
-trained before; a random one is of no use, so by default there is none. With a share of 1 for all
-this is then FedAvg.
+M_k thus depends on the client's data and device, and does not change afterwards. The encoder comes
+from the seed on both sides (or from given weights) and is never sent. A client uses (e, p M_k). The
+paper has one predictor for each task, and the tasks are known: run it with ``per_task``. The
+paper's encoder is pretrained; a random one is useless, so by default there is none. With a share of
+1 for all this is then FedAvg.
 
 - Shared: a predictor, after a frozen encoder if there is one; each client keeps the channels that
   matter to it, as many as fit on its device.

@@ -1,8 +1,8 @@
-r"""FedMask: the weights stay as they were drawn; every client learns which of them to use.
+r"""FedMask: weights keep their initial values; every client learns which of them to use.
 
 (Li, Sun, Zeng, Zhang, Li & Chen, "FedMask: Joint Computation and Communication-Efficient
-Personalized Federated Learning via Heterogeneous Masking", SenSys 2021; what of it was open says
-docs/papers/fedmask.md.)
+Personalized Federated Learning via Heterogeneous Masking", SenSys 2021; docs/papers/fedmask.md
+lists what it leaves open.)
 
 Round :math:`t`, cohort :math:`S_t`; w the initial weights, which both sides draw from the seed;
 b the server's bits, at first all 1; s_k scores, at first 0, P_k the part of the network that client
@@ -15,9 +15,9 @@ k may use, at first all of it::
     v_j  = sum_k n_k m_kj / sum_k n_k over clients with j in P_k                   -> WeightedMean
     b    = [v >= 1/2]                                                              -> majority
 
-Only b and m_k are sent, one bit a weight. A client uses w m_k; biases and norm layers stay as they
-were drawn too, running statistics are its own. With nothing pruned, nothing rescaled and no
-training (a ``scale`` that no score crosses) everybody uses the initial network.
+Only b and m_k are sent, one bit a weight. A client uses w m_k; biases and norm layers keep their
+initial values too, and running statistics are kept on the client. With nothing pruned, nothing
+rescaled and no training (a ``scale`` that no score crosses) every client uses the initial network.
 
 - Shared: a mask, one bit per weight, over a network whose weights are never trained.
 - A client uses: the initial weights under its own mask.

@@ -9,15 +9,15 @@ Round :math:`t`, cohort :math:`S_t`; client k has a bandit over pruning ratios, 
     w_k  = E epochs of min CE(w; D_k) from w M_k, really smaller        -> Train
     w    = sum_k n_k (w_k + (w - w M_k)) / sum_k n_k                    -> fill_missing_channels
 
-The last line is R2SP, "residual recovery synchronous parallel": what a client did not have counts
-as it was. Then each bandit learns::
+The last line is R2SP, "residual recovery synchronous parallel": what a client does not have keeps
+its previous value in the mean. Then each bandit learns::
 
     T_k  = computing + 2 sending: seconds by device, sub-model and examples       -> seconds
     r_k  = max(0, F_{t-1} - F_t) / max(|T_k - mean T| / mean T, .1)               -> rewarded
 
-F is the mean loss of the trained sub-models on the round's folds: a tenth of D_k, another one in
-each round, on which w_k was not trained in that round. A client uses the whole model. If ``most``
-is 0 this is FedAvg.
+F is the mean loss of the trained sub-models on the round's folds: a tenth of D_k, a different one
+in each round, on which w_k was not trained in that round. A client uses the whole model. If
+``most`` is 0 this is FedAvg.
 
 - Shared: the model; each client trains the largest channels; a bandit chooses how many, by its
   device's time.

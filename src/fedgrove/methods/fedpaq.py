@@ -1,6 +1,6 @@
-r"""FedPAQ: quantised updates go up, the model comes down (Reisizadeh, Mokhtari, Hassani, Jadbabaie,
-Pedarsani, "FedPAQ: A Communication-Efficient Federated Learning Method with Periodic Averaging and
-Quantization", AISTATS 2020, Alg. 1).
+r"""FedPAQ: clients send quantised updates, the server sends the model (Reisizadeh, Mokhtari,
+Hassani, Jadbabaie, Pedarsani, "FedPAQ: A Communication-Efficient Federated Learning Method with
+Periodic Averaging and Quantization", AISTATS 2020, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`::
 

@@ -1,4 +1,4 @@
-r"""FedPrune: one model, pruned further as training goes on, by squared gradients.
+r"""FedPrune: one model, pruned further during training, by squared gradients.
 
 (The baseline of FedLayerPrune's tables, which cites PruneFL: Jiang et al., "Model Pruning Enables
 Efficient Federated Learning on Edge Devices", IEEE TNNLS 2022.)
@@ -15,9 +15,9 @@ After every ``every``-th round but the last, the s-th of n such steps, M is foun
     c    = (1 - (1 - density) s / n) d                                            -> scheduled
     M    = P and the largest of sum_k n_k g_kj, c weights, all layers together    -> GlobalRank, top
 
-One rate for the network, which grows with progress. With ``adaptive``, c is instead the number that
-maximises the loss reduction per time, PruneFL's own rule (-> RiskPerTime). Weights that come back
-start at 0. With density 1 this is FedAvg.
+There is one rate for the network, which grows with the rounds. With ``adaptive``, c is instead the
+number that maximises the loss reduction per time, PruneFL's own rule (-> RiskPerTime). Weights that
+come back start at 0. With density 1 this is FedAvg.
 
 - Shared: a sparse model that is pruned further during training.
 - A client uses: the shared sparse model.

@@ -1,6 +1,6 @@
-r"""FedRolex: a window of channels that rolls over the model, so that all of it gets trained (Alam,
-Liu, Yan & Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
-Extraction", NeurIPS 2022, Alg. 1).
+r"""FedRolex: a window of channels moves over the model, so that all of it is trained (Alam, Liu,
+Yan & Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
+NeurIPS 2022, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 

@@ -1,9 +1,9 @@
 r"""FedWCP: AdFedWCP with the same number of centroids in every layer of every client.
 
-(The fixed K of AdFedWCP's Tables 3 and 6, "FedWCP-K"; docs/papers/fedwcp.md.) Everything else is
-AdFedWCP's, :mod:`fedgrove.methods.adfedwcp`, without the weighing of layers that nothing depends
-on. With ``k=0`` nothing is clustered, its row "no clustering"; then, without the pull, every client
-trains alone.
+(The fixed K of AdFedWCP's Tables 3 and 6, "FedWCP-K"; docs/papers/fedwcp.md.) Everything else is as
+in AdFedWCP, :mod:`fedgrove.methods.adfedwcp`, except that the importance of layers is not measured,
+because nothing depends on it. With ``k=0`` nothing is clustered, as in AdFedWCP's row "no
+clustering"; then, without the pull, every client trains alone.
 
 - Shared: clustered copies of personal models, with ``k`` centroids per layer.
 - A client uses: its personal model under its mask.

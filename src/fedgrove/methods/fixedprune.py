@@ -8,10 +8,10 @@ each layer::
     w_k  = prune(E epochs of min CE(w; D_k) from w)    -> Train, Magnitude, Uniform, top
     w    = prune(sum_k n_k w_k / sum_k n_k)            -> average, then the same
 
-Clients train without a mask, so that a pruned weight may come back; what is sent is sparse both
-ways. Biases and norm layers are never pruned. The first broadcast is the pruned initial model. With
-``static`` its mask never changes, and clients train under it; nothing is pruned again. With density
-1 this is FedAvg.
+Clients train without a mask, so that a pruned weight may regrow; messages are sparse in both
+directions. Biases and norm layers are never pruned. The first broadcast is the pruned initial
+model. With ``static`` its mask never changes, and clients train under it; nothing is pruned again.
+With density 1 this is FedAvg.
 
 - Shared: a sparse model, pruned again in every round.
 - A client uses: the shared sparse model.

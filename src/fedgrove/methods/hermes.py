@@ -1,6 +1,6 @@
-r"""Hermes: every client prunes on its own, then shares what it has in common with others (Li et
-al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients", MobiCom
-2021; as the baseline of SAFL's tables, which prunes channels by network slimming).
+r"""Hermes: every client prunes alone, then shares the parameters it has in common with others (Li
+et al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients",
+MobiCom 2021; as the baseline of SAFL's tables, which prunes channels by network slimming).
 
 Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients, nothing
 is sent::
@@ -16,9 +16,10 @@ Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers 
     w_j   = sum_k n_k m_kj u_kj / sum_k n_k m_kj over clients with j     -> WeightedMean
 
 At the end of stage 1 every client sends its sub-model once: the server then knows its channels.
-Stage 2 begins with the client's own model, as SAFL's Alg. 2 does; from then on it gets its part of
-w. Without a stage 1 this is FedBN. Recovery is SAFL's; without it (``recover=False``) the first
-line is v_k = u_k, and both trainings and the choice are within the channels that are left.
+Stage 2 begins with the client's own model, as SAFL's Alg. 2 does; from then on the client receives
+its part of w. Without a stage 1 this is FedBN. Recovery is that of SAFL; without it
+(``recover=False``) the first line is v_k = u_k, and both trainings and the choice of channels are
+within the remaining channels.
 
 Differs from the original paper: docs/papers/hermes.md.
 

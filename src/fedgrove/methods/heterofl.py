@@ -1,6 +1,6 @@
-r"""HeteroFL: each client trains as wide a model as its device can hold
-(Diao, Ding & Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
-Heterogeneous Clients", ICLR 2021, Alg. 1).
+r"""HeteroFL: each client trains the widest model that fits on its device (Diao, Ding & Tarokh,
+"HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
+ICLR 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 

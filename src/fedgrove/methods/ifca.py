@@ -7,8 +7,8 @@ Round :math:`t`, cohort :math:`S_t`, models :math:`w^1..w^K` from K different st
     w_k  = E epochs of min CE(w; D_k) from w^{j_k}      -> Train
     w^j  = sum_{k: j_k = j} n_k w_k / sum n_k           -> WeightedMean
 
-All K models are sent down, one up. To use the model a client chooses again. With one model this is
-FedAvg.
+All K models are sent down, and one is sent up. Before a client uses a model, it chooses again. With
+one model this is FedAvg.
 
 - Shared: ``clusters`` models.
 - A client uses: the one with the lowest loss.

@@ -11,9 +11,9 @@ Round :math:`t`, cohort :math:`S_t`; client k begins with :math:`M_k` = everythi
     w_k  = E epochs of min CE(u; D_k) from u_k, under M_k                          -> Train
     w_j  = sum_k n_k m_kj w_kj / sum_k n_k m_kj over clients with j                -> WeightedMean
 
-The accuracy is that of the model as it arrives, before this client trains it. A client uses w M_k.
-The server remembers every ticket, one bit a weight, so that only what is in it is sent. Both sides
-draw w_0 from the seed. With density 1 this is FedAvg.
+The accuracy is that of the received model, before the client trains it. A client uses w M_k. The
+server stores every ticket, one bit per weight, so that only its weights are sent. Both sides draw
+w_0 from the seed. With density 1 this is FedAvg.
 
 - Shared: the model; each client has a sparse part of it, found by pruning and training again from
   the start.

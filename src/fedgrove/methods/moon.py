@@ -1,4 +1,4 @@
-r"""MOON: features stay near the shared model's, away from the client's last ones (Li, He & Song,
+r"""MOON: features are pulled to the shared model's, away from the client's own (Li, He & Song,
 "Model-Contrastive Federated Learning", CVPR 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; p_k is what client k trained last::

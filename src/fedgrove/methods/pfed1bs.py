@@ -3,7 +3,7 @@ r"""pFed1BS: personal models, pulled to agree in one-bit sketches (Cheng et al.,
 Sketching").
 
 Round :math:`t`, cohort :math:`S_t`; w_k personal, v the consensus, Phi a projection of the n
-parameters to m = ``share`` n numbers that all sides know::
+parameters to m = ``share`` n numbers, which all sides know::
 
     w_k  = E epochs of min CE(w; D_k) + lambda g(v, Phi w) + mu/2 |w|^2 from w_k   -> SignPull
     z_k  = sign(Phi w_k)                                                          -> one_bit

@@ -1,6 +1,5 @@
-r"""pFedGate: a gating layer of each client's own picks blocks of the shared model within a budget
-(Chen, Yao, Gao, Ding & Li, "Efficient Personalized Federated Learning via Sparse Model-Adaptation",
-ICML 2023).
+r"""pFedGate: a personal gating layer chooses blocks of the shared model within a budget (Chen, Yao,
+Gao, Ding & Li, "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023).
 
 Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, budget s::
 
@@ -9,9 +8,9 @@ Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, bu
     w_k   = E epochs of min CE(w M_k; D_k)                                   -> Train under a mask
     w     = w + sum_k n_k (w_k - w M_k) / sum_k n_k                          -> recovered
 
-Each weight is cut into ``blocks`` blocks, and those in use hold at most a share ``budget`` of all
-weights. phi_k never leaves the client; w_k is sent under M_k. A client uses w M_k. With a budget of
-1 there are no gates, and this is FedAvg.
+Each weight tensor is cut into ``blocks`` blocks, and those in use have at most a share ``budget``
+of all weights. phi_k is never sent; w_k is sent under M_k. A client uses w M_k. With a budget of 1
+there are no gates, and this is FedAvg.
 
 - Shared: the model; each client sends back the blocks that its own gating layer chose.
 - A client uses: these blocks of the shared model.

@@ -11,7 +11,8 @@ Round :math:`t`, cohort :math:`S_t`::
     q_k  = u_k on a grid of 2^b - 1 levels per layer                   -> Uniform quantiser
     w    = w + sum_k n_k q_k / sum_k n_k                               -> WeightedMean
 
-What a client leaves out is an update of 0, and forgotten. With share 1 and 32 bits this is FedAvg.
+What a client leaves out counts as an update of 0 and is not sent later. With share 1 and 32 bits
+this is FedAvg.
 
 - Shared: the model; clients send the larger half of each update, in 8 bits.
 - A client uses: the shared model.

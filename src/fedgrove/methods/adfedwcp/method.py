@@ -12,9 +12,9 @@ Before round 0 every client reports how important its layers are at the initial 
            (or by magnitude or gradient, ours                              -> parts.importance)
     th_g = sum_k n_k c_k / sum_k n_k                                       -> WeightedMean
 
-A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one, it only
-pulls; a pruned weight keeps its value, and may return. With nothing clustered (``Fixed(0)``) and no
-pull, every client trains alone.
+A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one but only
+pulls it; a pruned weight keeps its value and may return. With nothing clustered (``Fixed(0)``) and
+no pull, every client trains alone.
 
 - Shared: clustered copies of personal models; the number of centroids depends on importance and
   bandwidth.

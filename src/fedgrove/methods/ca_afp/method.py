@@ -19,13 +19,13 @@ not a round::
 
 Evidence (variances, signs and gradients) comes with the training reports and is summed since the
 last pruning step. That of the first mask comes from the last f rounds of phase 2 or, without a
-phase 2, from the clustering exchange. Where no two clients of a group reported in the same round
-(a group of one, say) Coh = Con = 1: it prunes by magnitude and regrows by gradient. A group of
-which no client reported since the last step has no gradient: it prunes its deficit and does not
-churn. A client that missed the clustering does its part of it when it is first drawn, and joins the
-group nearest to its update.
+phase 2, from the clustering exchange. If no two clients of a group reported in the same round (as
+in a group of one) Coh = Con = 1: it prunes by magnitude and regrows by gradient. A group without
+any report since the last step has no gradient: it prunes its deficit and does not churn. A client
+that missed the clustering sends its update when it is first selected, and joins the group nearest
+to its update.
 
-Differs from the paper where that is silent or contradicts itself: docs/papers/ca-afp.md.
+Differs from the paper where it leaves something open or contradicts itself: docs/papers/ca-afp.md.
 
 - Shared: a sparse model per group, pruned and regrown where the group's clients agree.
 - A client uses: its group's model, fine-tuned under the mask.

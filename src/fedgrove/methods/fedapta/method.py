@@ -3,7 +3,7 @@ r"""FedAPTA: devices of different tasks and strength, a model for each task that
 (Yu, Yuan, Wang, Cheng & Hu, "FedAPTA: Federated Multi-task Learning for Heterogeneous Devices with
 Adaptive Layer-wise Pruning and Task-aware Aggregation", 2025, Alg. 1 to 3.)
 
-Round :math:`t`, cohort :math:`S_t`; device i goes without a share :math:`\rho_i` of the weights of
+Round :math:`t`, cohort :math:`S_t`; device i does not get a share :math:`\rho_i` of the weights of
 the convolutional layers, and is in group t, whose task the server does not know::
 
     I_k    = mean |w| of layer k of the group's model w_t                   -> layer_importance

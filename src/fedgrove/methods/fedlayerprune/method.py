@@ -1,4 +1,4 @@
-r"""FedLayerPrune: one model, each layer pruned at its own rate, the mask by vote.
+r"""FedLayerPrune: one model, a pruning rate for each layer, and a mask by vote.
 
 (He, Cao, Zhang, Yang, "Efficient Federated Learning Method FedLayerPrune Based on Layer Adaptive
 Pruning", Electronics 15(5), 2026.)
@@ -15,8 +15,8 @@ Round :math:`t` of :math:`T`, cohort :math:`S_t`, :math:`\lambda_k = n_k / \sum_
     mean I_k over clients that pruned them regrow, with the value
     the server still has                                               -> grown
 
-Channels whose filters are all pruned are gone, with their biases and norms, so that what trains and
-what is exported is really smaller. With ``p_base`` 0 this is FedAvg.
+Channels whose filters are all pruned are removed, with their biases and norms, so that the trained
+and the exported model are really smaller. With ``p_base`` 0 this is FedAvg.
 
 Differs from the paper: docs/papers/fedlayerprune.md. The preset ``literal`` has its rules as they
 are printed, ``reported`` the density of its tables.

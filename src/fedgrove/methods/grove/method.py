@@ -18,14 +18,14 @@ sent the updates that it has missed: V_k = P_g, and after each round::
 C takes the largest share of each layer, each as a sign times one magnitude (-> ternary.coded). The
 shares are given, or follow from a budget of bytes (-> byte_budget).
 
-A client uses v_k, or its group's model with a part of its last step, (V_k + keep (x_k - V_k),
-h_k): the group takes what did better on a tenth of its members' training data, another one in each
-round, that both were not trained on in that round (-> compare, add_merits).
-Clients are divided into groups when what their heads do in one half of their reports shows again in
-the other half (-> head_evidence, HeldOutGroups); a client nearer to another group moves there. A
-group's model may lose its weakest channels, and a client whose device is too small for it has fewer
-still (-> ChannelMasks, narrow_clients). With all of it off the model itself is sent, and this is
-FedAvg (:data:`PRESETS`, "off").
+A client uses v_k, or its group's model with a part of its last step, (V_k + keep (x_k - V_k), h_k):
+the group uses the kind of model that was better on a tenth of its members' training data, a
+different tenth in each round, which neither was trained on in that round (-> compare, add_merits).
+Clients are divided into groups if the changes of their heads in one half of their reports predict
+those in the other half (-> head_evidence, HeldOutGroups); later, a client that is nearer to another
+group moves there. A group's model may lose its weakest channels, and a client whose device is too
+small for it has even fewer (-> ChannelMasks, narrow_clients). With all parts off the model itself
+is sent, and this is FedAvg (:data:`PRESETS`, "off").
 
 - Shared: a model for each group that is found, without its head; updates are sent as a few signs,
   both ways.

@@ -22,10 +22,10 @@ Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers 
      4  u_k  = E epochs of min CE from (its norms, w M_k)                   -> own, Train
      5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over clients with i     -> WeightedMean
 
-All K models are sent down in stage 1, one up. Stage 2 begins with the client's own model; from then
-on it gets its part of w. Without a stage 1 this is FedBN.
+In stage 1 all K models are sent down, and one is sent up. Stage 2 begins with the client's own
+model; from then on the client receives its part of w. Without a stage 1 this is FedBN.
 
-Differs from the paper where that is silent or contradicts itself: docs/papers/safl.md.
+Differs from the paper where it leaves something open or contradicts itself: docs/papers/safl.md.
 
 - Shared: the parameters that sub-models have in common; before that, similar clients are pulled
   towards pruning the same channels.

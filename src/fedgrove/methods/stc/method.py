@@ -12,8 +12,8 @@ client, 0 at first::
     W      = W + q                                                  -> versions.publish
 
 Running statistics are not weights: they are averaged and sent in full. With ``head = "home"``
-(ours) the last layer stays with the client. Where a direction is not compressed (a share of 1 that
-is not made ternary) the model itself is sent; with both so, this is FedAvg.
+(ours) the last layer is kept on the client. If a direction is not compressed (a share of 1, not
+ternary), the model itself is sent; without compression in both directions this is FedAvg.
 
 - Shared: the model; updates are sent as a few signs, both ways; what they leave out is sent later.
 - A client uses: the shared model; with ``head=home`` with its own last layer.
