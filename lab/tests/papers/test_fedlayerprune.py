@@ -255,7 +255,7 @@ def test_figures_are_as_printed() -> None:
     }  # fmt: skip
     fourth = rows("table4", "fashion-mnist")
     assert fourth["fedlayerprune-a0.5"].reported == {"accuracy_mean:0": 0.893}
-    # Both readings stand beside what the paper has once.
+    # Both readings are next to what the paper has once.
     assert fourth["fixedprune-70-static-a0.1"].reported == {"accuracy_mean:0": 0.802}
     assert fourth["fedlayerprune-literal-a1"].reported == {"accuracy_mean:0": 0.908}
     assert not fourth["local-a0.5"].reported
