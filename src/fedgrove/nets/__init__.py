@@ -318,7 +318,7 @@ def _check_logits(out: Any, name: str, shape: tuple[int, ...], classes: int) -> 
     if isinstance(out, tuple | list):
         raise InputError(
             f"net '{name}' gave a {type(out).__name__} of {len(out)} for two inputs of shape "
-            f"{shape}; it must return only the logits, {(2, classes)}: return only these."
+            f"{shape}; it must return only the logits, {(2, classes)}."
         )
     given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
     if given != (2, classes):
