@@ -41,7 +41,7 @@ def test_a_table_a_sentence_and_a_command(here: Path, capsys: pytest.CaptureFixt
     words = [*SMALL, "--methods", "local, fedavg", "--rounds", "4", "--seeds", "2"]
     assert main(["choose", *words, "--trial", "2", "--finetune", "0", "--engine", "serial"]) == 0
     out, err = capsys.readouterr()
-    assert "Take " in out
+    assert "Use " in out
     assert "paired over 6 clients of all seeds" in out
     assert "8 rounds, 50 % of the 16" in " ".join(out.split())
     assert "runs/choose-digits" in out

@@ -271,7 +271,7 @@ def test_indices_are_refused(index: bytes, words: str) -> None:
 def test_more_indices_are_refused() -> None:
     refused(payload(entry() + entry(), GOOD * 2, count=2), "twice")
     refused(payload(entry(), GOOD, count=1 << 15), "number of tensors")
-    refused(payload(entry(form=0x13), GOOD, flags=1), "does not say which")
+    refused(payload(entry(form=0x13), GOOD, flags=1), "does not name it")
     refused(payload(entry(form=0x12), GOOD, flags=1), "needs two")
 
 
