@@ -332,7 +332,7 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "keys").iterdir()} == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "node-1").write_text("mine")
-    with pytest.raises(InputError, match="node-1 is there already"):
+    with pytest.raises(InputError, match="node-1 already exists"):
         make_keys(tmp_path / "other", 2)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["node-1"]
     (tmp_path / "file").write_text("")

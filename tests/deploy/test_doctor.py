@@ -137,7 +137,7 @@ def found(checks: list[Check], name: str) -> Check:
 
 
 def test_nothing_runs_and_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"server\.crt is not there; give the folder of keys"):
+    with pytest.raises(InputError, match=r"server\.crt does not exist; give the folder of keys"):
         check_server(tmp_path)
     make_keys(tmp_path / "keys", 1)
     checks = check_server(tmp_path / "keys")

@@ -109,7 +109,7 @@ def test_the_headline_by_hand() -> None:
     )
     assert headline(own, {}) == (
         "ca-afp gives its 12 clients 75.0 % accuracy on average before fine-tuning, with 50 % of "
-        "the weights; 24.0 MiB were sent in all."
+        "the weights; 24.0 MiB were sent in total."
     )
     # Against itself there is nothing to say.
     assert "where" not in headline(fedavg, {"fedavg": fedavg})

@@ -79,7 +79,8 @@ def test_a_state_of_another_version_is_refused(change: Any) -> None:
     frozen = state_to_json(State(4), {})
     change(frozen["fields"])
     with pytest.raises(
-        InputError, match=r"a different version .* differ in (groups|most); resume it with the version"
+        InputError,
+        match=r"a different version .* differ in (groups|most); resume it with the version",
     ):
         state_from_json(frozen, {}, State(0))
 

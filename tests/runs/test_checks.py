@@ -64,7 +64,7 @@ METRICS: list[tuple[Callable[..., Any], str]] = [
         lambda o, y: {"good": column(o, y), "bad": column(o, y).repeat(3, 1).T},
         r"metric mine, bad, gives",
     ),
-    (lambda o, y: (o - y).abs().mean(1), r"of an example changes with .* and y is \(7,\): bring"),
+    (lambda o, y: (o - y).abs().mean(1), r"of an example changes with .* and y is \(7,\): give"),
     (
         lambda o, y: {"loss": column(o, y)},
         "a number called loss, which the library computes itself",

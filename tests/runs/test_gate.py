@@ -71,12 +71,12 @@ NAN = MODEL | {"bias": torch.tensor([0.0, math.nan])}
 RANGED = ExpectedReport(HOLDS.packets, {"group": (0, 2)})
 SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
     "malformed": [
-        (b"\x00", HOLDS, "client 4 answered with a bytes, which is no report."),
-        (None, HOLDS, "client 4 answered with a NoneType, which is no report."),
+        (b"\x00", HOLDS, "client 4 answered with a bytes, which is not a report."),
+        (None, HOLDS, "client 4 answered with a NoneType, which is not a report."),
         (
             replace(GOOD, memory="../../etc/passwd"),
             HOLDS,
-            "client 4 names '../../etc/passwd' as what it remembers.",
+            "client 4 names '../../etc/passwd' as its memory.",
         ),
         (
             giving(None),

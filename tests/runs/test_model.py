@@ -319,7 +319,7 @@ def test_groups_are_named_where_there_is_no_model_for_all() -> None:
     assert "clients share" in grouped.model(group=0).who
     with pytest.raises(InputError, match="no group 9"):
         grouped.model(group=9)
-    with pytest.raises(InputError, match="one or the other"):
+    with pytest.raises(InputError, match="either a client or a group"):
         grouped.model(0, group=0)
 
 

@@ -209,7 +209,7 @@ def serve_nodes(
     for name in ("server.crt", "server.key", "ca.crt"):
         if not (path / name).is_file():
             raise InputError(
-                f"{path / name} is not there; give the folder that fedgrove keys has made."
+                f"{path / name} does not exist; give the folder that fedgrove keys has made."
             )
     if not any(path.glob("*.pub")):
         raise InputError(

@@ -418,7 +418,7 @@ def _notes(
     # One example may fall otherwise on another machine; two have another cause.
     if reported is not None and abs(reported - torch_accuracy) > 1.5 / examples:
         yield (
-            f"the run says {reported:.4f} for this client and its data, rebuilt, give "
+            f"the run reported {reported:.4f} for this client, but its data, rebuilt, give "
             f"{torch_accuracy:.4f}: they have changed"
         )
     yield from source.summary.get("notes", ())

@@ -160,7 +160,7 @@ def headline(groups: Sequence[Group]) -> str:
     if scores.share:
         score += f" {scores.metric}"
     when = _describe_common(map(itemgetter("finetune_epochs"), groups))
-    text = f"{best['group']} has the best clients' score: {score} on average {when}; {listed}."
+    text = f"{best['group']} has the best score: {score} on average {when}; {listed}."
     for group in ranked[1:]:
         if group["method"] == "fedavg" and _mebibytes(group):
             share = tables.format_percent(_mebibytes(best) / _mebibytes(group))

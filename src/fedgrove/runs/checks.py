@@ -80,7 +80,7 @@ def _check_finetuning(run: Run) -> None:
     if isinstance(run.method, WithPrediction) and not names_tree and max(run.finetune) > 0:
         raise InputError(
             f"finetune is {','.join(map(str, run.finetune))}; {methods.name_of(run.method)} "
-            "predicts in its own way, and does not say what to fine-tune for that. Give 0, or the "
+            "has its own way to predict, and does not name what to fine-tune. Give 0, or give the "
             'method the name of a tree of its carry: tuned = "model".'
         )
 

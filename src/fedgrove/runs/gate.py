@@ -144,7 +144,7 @@ def _check_report(
             "client", f"{client} was given the task, but the report names client {report.of}."
         )
     if report.memory is not None and not is_plain_name(report.memory):
-        return Refusal("malformed", f"{client} names {report.memory!r} as what it remembers.")
+        return Refusal("malformed", f"{client} names {report.memory!r} as its memory.")
     if report.examples != info.examples:
         return Refusal(
             "examples",
