@@ -139,7 +139,7 @@ def headline(groups: Sequence[Group]) -> str:
     >>> two = {"group": "ditto", "method": "ditto", "accuracy_mean": 0.75, "seeds": [0]}
     >>> more = {"bytes_up": 1, "bytes_down": 1, "finetune_epochs": 0}
     >>> print(headline([{**one, **more}, {**two, **more}]).partition("; ")[0])
-    ditto serves clients best: 75.0 % accuracy on average before fine-tuning
+    ditto has the best score: 75.0 % accuracy on average before fine-tuning
     """
     groups = [group for group in groups if "task" not in group]
     metrics = {Scores.from_summary(group).metric for group in groups}
