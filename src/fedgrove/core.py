@@ -57,9 +57,9 @@ TaskSettings = Mapping[str, float | Sequence[float]]
 
 RESERVED = {
     "settings": "the task's numbers",
-    "client": "a client's own labels and its task",
+    "client": "a client's personal labels and its task",
     "aux": "what objectives keep from step to step",
-    "own": "the model that fine-tuning leaves with a client",
+    "own": "the model of a client after fine-tuning",
 }
 """Reserved names in the carry: no packet and no memory of a method may use them."""
 
@@ -77,8 +77,8 @@ def check_names(names: Iterable[str], what: str) -> None:
     for name in names:
         if name in RESERVED:
             raise InputError(
-                f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; "
-                "give it another name."
+                f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; give it "
+                "a different name."
             )
         # The carry keeps the mask of packet p under this name.
         if name.endswith(".mask") and what == "a packet":
@@ -167,7 +167,7 @@ class Lost:
 LOST_REASONS = {
     "crashed": "the client's work ended with an error",
     "diverged": "a weight or a loss that the client keeps became infinite or not a number",
-    "died": "the client's worker process ended twice, or its machine is gone",
+    "died": "the client's worker process ended twice, or its machine cannot be reached",
     "late": "no answer within --timeout, or within --deadline on the virtual clock",
     "unreadable": "the reply could not be read",
     "unanswered": "the engine gave no answer",
@@ -535,7 +535,9 @@ class Give:
 
     def __post_init__(self, holds: Callable[[Task, Net], ExpectedReport] | None) -> None:
         if holds is not None:
-            message = "holds= of Give is now expected=; the old name goes with the next release."
+            message = (
+                "holds= of Give is now expected=; the old name will be removed in the next release."
+            )
             warnings.warn(message, DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "expected", holds)
 
@@ -591,7 +593,7 @@ class Setup:
             len(self.clients) <= MOST_AT_ONCE,
             "clients",
             len(self.clients),
-            f"at most {MOST_AT_ONCE} with a method that {why}; take another method, or fewer "
+            f"at most {MOST_AT_ONCE} with a method that {why}; use a different method, or fewer "
             "clients",
         )
         return tuple(sorted(self.clients))

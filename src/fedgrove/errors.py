@@ -89,7 +89,7 @@ class UnknownMask(WireError):
 
 
 class UnexpectedTensors(WireError):
-    """Bytes contain other tensors than their reader expects."""
+    """Bytes contain tensors other than those that their reader expects."""
 
 
 class UnexpectedReport(WireError):
@@ -166,7 +166,7 @@ class Refusals:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Collect a refusal in place of passing it on."""
+        """Collect a refusal instead of raising it."""
         try:
             yield
         except InputError as error:

@@ -55,7 +55,8 @@ def find_old_names(module: str) -> Callable[[str], Any]:
 
 
 def _warn(old: str, new: str) -> None:
-    message = f"{old} is now {new}; the old name goes with the next release."
+    """Warn that an old name of fedgrove was used."""
+    message = f"{old} is now {new}; the old name will be removed in the next release."
     # Level 3 is the line of the user's that names it, for attributes.
     warnings.warn(message, DeprecationWarning, stacklevel=3)
 

@@ -166,7 +166,7 @@ def one_exchange(tmp_path: Path, fate: str, timeout: float | None = None) -> lis
     ("fate", "reason", "sentence"),
     [
         ("refused", "unsent", "too large for the SuperLink"),
-        ("died", "died", "the node of client 2 is gone: it is not there"),
+        ("died", "died", "the node of client 2 cannot be reached: it is not there"),
         ("silence", "late", "client 2 did not answer within 1 s"),
     ],
 )
@@ -282,7 +282,7 @@ def test_an_answer_that_is_sent_again_is_refused(changed: str, tmp_path: Path) -
         return
     assert isinstance(found[2], Lost)
     assert found[2].reason == "duplicate"
-    assert "another task" in found[2].detail
+    assert "a different task" in found[2].detail
 
 
 @pytest.mark.parametrize("size", [0, 400_000_000], ids=["packed", "400 MB"])

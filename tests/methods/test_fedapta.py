@@ -434,7 +434,7 @@ def test_a_drift_under_adam_is_refused(tmp_path: Path) -> None:
     words = {"data": "digits", "clients": 2, "cohort": 2, "rounds": 1, "engine": "serial"}
     out = tmp_path / "run"
     adam = LocalTraining(1, 8, Adam(1e-3))
-    with pytest.raises(InputError, match="drift is true and the optimiser Adam; FedDC takes"):
+    with pytest.raises(InputError, match="drift is true and the optimiser Adam; FedDC uses"):
         fedgrove.run(FedAPTA(ratios=(0.0,), drift=True, local=adam), out=out, **words)
     assert not out.exists()
     fedgrove.run(FedAPTA(ratios=(0.0,), local=adam), out=out, **words)

@@ -102,7 +102,7 @@ def test_bad_values_are_refused(tmp_path: Path):
     ):
         with pytest.raises(InputError, match=sentence):
             PFedGate(**words)
-    with pytest.raises(InputError, match="the first block of every layer always stays"):
+    with pytest.raises(InputError, match="the first block of every layer is always kept"):
         fedgrove.run(
             PFedGate(budget=0.1), out=tmp_path / "run", rounds=1, engine="serial", progress=False
         )

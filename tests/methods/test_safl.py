@@ -528,6 +528,6 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         Hermes(tune=0)
     with pytest.raises(
-        InputError, match=r"no norm layers behind its channels; score them by FilterL1"
+        InputError, match=r"no norm layers after its channels; score them by FilterL1"
     ):
         play(run_of(safl(), tmp_path / "b", net="mlp"), Serial())

@@ -240,7 +240,7 @@ def test_a_loss_says_which_targets_it_fits() -> None:
     check_fits(Smoothed(), CLASSES)
     check_fits(Smoothed() + Proximal(0.1), LABELS)
     with pytest.raises(
-        InputError, match=r"has Smoothed, which is for classes or labels, and .* are numbers; take"
+        InputError, match=r"has Smoothed, which is for classes or labels, and .* are numbers; use"
     ):
         check_fits(Proximal(0.1) + Smoothed(), numbers())
     with pytest.raises(InputError, match=r"has CrossEntropy, which is for classes, and .* labels"):

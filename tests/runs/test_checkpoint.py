@@ -79,7 +79,8 @@ def test_a_state_of_another_version_is_refused(change: Any) -> None:
     frozen = state_to_json(State(4), {})
     change(frozen["fields"])
     with pytest.raises(
-        InputError, match=r"another version .* differ in (groups|most); resume it with the version"
+        InputError,
+        match=r"a different version .* differ in (groups|most); resume it with the version",
     ):
         state_from_json(frozen, {}, State(0))
 
@@ -106,7 +107,8 @@ def test_any_plain_state_comes_back_with_its_types(value: Any) -> None:
 def test_other_objects_are_refused_wherever_they_lie(bad: object) -> None:
     for state in (bad, State(0, {"deep": [bad]}), State(0, (1, bad))):
         with pytest.raises(
-            TypeError, match=f"holds a {type(bad).__name__}; it may hold numbers, strings, tensors"
+            TypeError,
+            match=f"contains a {type(bad).__name__}; it may contain numbers, strings, tensors",
         ):
             state_to_json(state, {})
 

@@ -132,7 +132,7 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
 
 
 class Federations:
-    """The federations of some experiments, each read and dealt once."""
+    """The federations of some experiments, each loaded and divided once."""
 
     def __init__(self, data_dir: str | Path | None = None) -> None:
         self.data_dir = data_dir

@@ -58,7 +58,9 @@ def list_methods(methods: Any, name: str) -> list[Any]:
     if isinstance(methods, str) or not isinstance(methods, Sequence):
         return [methods]
     if not methods:
-        raise InputError(f"{name} got no method; give a name, as fedavg, or a list of names.")
+        raise InputError(
+            f"{name} was given no method; give a name, such as fedavg, or a list of names."
+        )
     return list(methods)
 
 
@@ -132,7 +134,7 @@ def grid(
             name = f"{label}{ending}-s{seed}"
             if name in experiments:
                 raise InputError(
-                    f"the sweep holds {name} twice; give every method, value and seed once."
+                    f"the sweep contains {name} twice; give every method, value and seed once."
                 )
             experiments[name] = replace(base, method=method, seed=seed)
     return experiments

@@ -159,11 +159,13 @@ def find_part(name: str, hint: Any, home: str = "") -> type | None:
 
 
 def _takes(hint: Any, cls: type) -> bool:
+    """Whether a setting of this type accepts a part of this class."""
     wanted = [member for member in members(hint) if not is_plain(member)]
     return hint is Any or any(_accepts(member, cls) for member in wanted)
 
 
 def _accepts(wanted: Any, cls: type) -> bool:
+    """Whether a class is of a wanted type, or has the members of a wanted protocol."""
     if not _is_protocol(wanted):
         return isinstance(wanted, type) and issubclass(cls, wanted)
     field_names = {field.name for field in dataclasses.fields(cls)}
@@ -394,6 +396,7 @@ def _made_anew(part: Any, at: str, changed: Sequence[str]) -> Any:
 
 
 def _replaced(part: Any, values: dict[str, Any], changed: Sequence[str]) -> Any:
+    """Return a part with these settings changed; report all values that it refuses."""
     try:
         return dataclasses.replace(part, **values)
     except InputError as error:
@@ -448,6 +451,7 @@ def with_default_recipe(method: Any, recipe: LocalTraining | None) -> Any:
 
 
 def _find(method: Any, key: str) -> Setting:
+    """Return the setting of a method that a key names, by its path or the end of its path."""
     settings = {setting.path: setting for setting in walk(method)}
     if key in settings:
         return settings[key]
@@ -495,4 +499,5 @@ def _put(part: Any, keys: Sequence[str], value: Any) -> Any:
 
 
 def _field(part: Any, key: str) -> Any:
+    """Return a setting's value, or an item of a tuple of parts."""
     return part[int(key)] if isinstance(part, tuple) else getattr(part, key)

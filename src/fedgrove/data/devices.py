@@ -337,7 +337,7 @@ def _read_profile(path: str, frame: pd.DataFrame) -> dict[int | str, Device]:
     if is_repeated.any():
         line = is_repeated.idxmax()
         raise InputError(
-            f"{path}, line {line}: client {clients[line]} has a line already; give it one."
+            f"{path}, line {line}: client {clients[line]} already has a line; give it only one."
         )
     columns = (speeds["up"], speeds["down"], speeds["speed"], memory)
     lines = zip(*(column.tolist() for column in columns), strict=True)
@@ -357,7 +357,7 @@ def _read_trace(path: str, frame: pd.DataFrame) -> dict[int | str, Steps]:
         if not (up[lines[-1]] > 0 and down[lines[-1]] > 0):
             raise InputError(
                 f"the trace {path} ends with an outage of client {client}, and its last line "
-                "stays valid; add a line with bandwidths above 0."
+                "applies until the end; add a line with bandwidths above 0."
             )
         trace[client] = Steps(
             tuple(second[lines].tolist()), tuple(up[lines].tolist()), tuple(down[lines].tolist())

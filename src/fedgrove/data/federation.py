@@ -266,7 +266,7 @@ def _count_bytes(data: ClientData) -> int:
 
 @dataclass(frozen=True)
 class Defaults:
-    """How a data set is trained unless options say otherwise: the setup of the paper that uses it.
+    """How a data set is trained unless options override it: the setup of the paper that uses it.
 
     Args:
         net: The name of the network.
@@ -308,7 +308,7 @@ class Federation:
         classes: The number of outputs: classes, labels or numbers, which ``labels`` names.
         labels: The names of the outputs.
         shape: The shape of one input, channels first.
-        defaults: How the data are trained unless options say otherwise.
+        defaults: How the data are trained unless options override it.
         notes: Caveats that belong in every table of results.
         partition: How examples were assigned to clients.
         scenario: What was changed at some clients.

@@ -58,7 +58,7 @@ class NamedSet:
 
     Args:
         about: One line that describes it.
-        defaults: How it is trained unless options say otherwise.
+        defaults: How it is trained unless options override it.
         partition: How its examples are assigned to clients by default.
         clients: The default number of clients; None for one per user.
         formats: The files it is read from, in any of these forms, the preferred one first.
@@ -172,7 +172,7 @@ def _read_arrays(name: str, named_set: NamedSet, data_dir: str | Path | None) ->
     if found is None:
         files = " or ".join(f"'{each.files[0]}'" for each in named_set.formats)
         raise MissingError(
-            f"{name} was not found: looked for {files} in {_list_folders(places)}"
+            f"{name} was not found: searched for {files} in {_list_folders(places)}"
             f"{_describe_incomplete(places, named_set.formats)}. {_advise(named_set)}; "
             f"{_list_built_in()} need no files."
         )
@@ -317,7 +317,7 @@ def read_npz(path: Path, names: Sequence[str] = ()) -> Arrays:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                raise ValueError("it holds one bare array")
+                raise ValueError("it contains one array without a name")
             contents = {key: loaded[key] for key in loaded.files}
     except FileNotFoundError:
         raise InputError(

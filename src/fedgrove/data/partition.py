@@ -155,6 +155,7 @@ def _draw_from_each_class(y: Ints, size: Ints, cap: int, rng: np.random.Generato
 
 
 def _describe(partition: Partition) -> str:
+    """Write a partition as the command line does."""
     if partition.kind == "dirichlet":
         return f"dirichlet:{partition.alpha:g}"
     if partition.k:

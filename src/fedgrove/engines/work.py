@@ -131,7 +131,7 @@ def _lose_diverged(task: Task, report: Report, remembered: Mapping[str, Tree]) -
         task.to,
         "diverged",
         f"training diverged at client {task.to}: {what} infinite or not a number, and the client "
-        "keeps what it had before; a lower learning rate (lr) or a gradient clip may help.",
+        "keeps its previous model; a lower learning rate (lr) or a gradient clip may help.",
     )
 
 

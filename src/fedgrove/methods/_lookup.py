@@ -209,7 +209,7 @@ def part_modules() -> list[ModuleType]:
 
 
 def name_of(method: object) -> str:
-    """What the command line calls a method; one of the user's own goes by its class.
+    """What the command line calls a method; one of the user's own is named by its class.
 
     >>> name_of(find("lg-fedavg")())
     'lg-fedavg'
@@ -342,5 +342,6 @@ def _split(spec: str) -> tuple[str, str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
+    """List names of a method's functions or fields in a sentence."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

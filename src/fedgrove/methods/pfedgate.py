@@ -1,6 +1,5 @@
-r"""pFedGate: a gating layer of each client's own picks blocks of the shared model within a budget
-(Chen, Yao, Gao, Ding & Li, "Efficient Personalized Federated Learning via Sparse Model-Adaptation",
-ICML 2023).
+r"""pFedGate: a personal gating layer chooses blocks of the shared model within a budget (Chen, Yao,
+Gao, Ding & Li, "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023).
 
 Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, budget s::
 
@@ -9,15 +8,15 @@ Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, bu
     w_k   = E epochs of min CE(w M_k; D_k)                                   -> Train under a mask
     w     = w + sum_k n_k (w_k - w M_k) / sum_k n_k                          -> recovered
 
-Each weight is cut into ``blocks`` blocks, and those in use hold at most a share ``budget`` of all
-weights. phi_k never leaves the client; w_k travels under M_k. A client uses w M_k. With a budget of
-1 there are no gates, and this is FedAvg.
+Each weight tensor is cut into ``blocks`` blocks, and those in use have at most a share ``budget``
+of all weights. phi_k is never sent; w_k is sent under M_k. A client uses w M_k. With a budget of 1
+there are no gates, and this is FedAvg.
 
 - Shared: the model; each client sends back the blocks that its own gating layer chose.
 - A client uses: these blocks of the shared model.
 - Bytes in the paper: 4 (d + s d_w + d − d_w) M T.
-- Secure aggregation: yes; clients choose blocks. A sum of values and a sum of masks is all the
-  server needs; dense.
+- Secure aggregation: yes; clients choose blocks. The server needs only a sum of values and a sum of
+  masks; messages are then dense.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ def check_budget(blocks: Sequence[Cut], budget: float) -> None:
     total = sum(sizes_of(blocks))
     if budget * total < least:
         raise InputError(
-            f"budget is {budget}; the first block of every layer always stays, and these are "
+            f"budget is {budget}; the first block of every layer is always kept, and these are "
             f"{least:,} of {total:,} weights: give {least / total:.3g} or more, or more blocks."
         )
 
@@ -254,9 +253,9 @@ class PFedGate(CommonParts):
     """One model, of which every client's own gating layer picks the blocks it can afford."""
 
     budget: float = 0.5
-    """The share of the weights that a client uses; 1: all, and there are no gates."""
+    """The share of the weights that a client uses; 1: all weights, without gates."""
     blocks: int = 5
-    """How many blocks each weight is cut into."""
+    """Number of blocks into which each weight tensor is divided."""
     gate: LocalTraining = LocalTraining(1, 32, SGD(0.1))
     """How the gating layer trains."""
 

@@ -337,7 +337,10 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         advice = "check the shape against the first layers of the net"
         if "scalar type" in reason or "dtype" in reason:
-            advice = f"inputs are {like.dtype}: convert them in the forward pass, as with x.long()"
+            advice = (
+                f"inputs are {like.dtype}: convert them in the forward pass, for example with "
+                "x.long()"
+            )
         raise InputError(
             f"{type(module).__name__} was given zeros of shape {(batch, *shape)} and raised "
             f"{type(error).__name__}: {reason}; {advice}."
@@ -403,6 +406,7 @@ def _observe_layers(
 def _layer(
     name: str, module: nn.Module, name_by_id: Mapping[int, str], macs: int, activations: int
 ) -> Layer:
+    """Describe one layer of a network."""
     params = {}
     for key, parameter in module.named_parameters(recurse=False):
         # A frozen parameter has no name.
@@ -430,6 +434,7 @@ def _layer(
 
 
 def _kind(module: nn.Module) -> Kind:
+    """Return the kind of a network's layer: conv, linear, norm or other."""
     match module:
         case _ConvNd():
             return "conv"

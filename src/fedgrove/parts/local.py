@@ -356,7 +356,7 @@ def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
 
 
 def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers: Tree) -> Carry:
-    """Return the carry after a step of local training: mask, clip, optimiser; pure."""
+    """Local training: return the carry after one step: mask, clip, optimiser. Pure."""
     local = recipe(stage)
     params = trees.pick(carry[stage.end], net.layout.params)
     g = trees.flatten(trees.pick(grads, params))

@@ -240,7 +240,7 @@ def make_notes(run: Run, end: float) -> list[str]:
         return []
     return [
         f"the trace ended before the run for {len(ended)} of {len(run.federation.ids)} clients, "
-        f"the first at {min(ended):g} s of {end:.4g} s: they kept their last bandwidth"
+        f"the first at {min(ended):g} s of {end:.4g} s: their last bandwidths stayed in effect"
     ]
 
 

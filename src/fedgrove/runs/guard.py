@@ -93,7 +93,7 @@ def describe_error(error: BaseException) -> str:
     try:
         lines = str(error).strip().splitlines()
     except Exception:
-        lines = ["an error that cannot say what it is"]
+        lines = ["an error without a description"]
     text = lines[0] if lines else "no reason given"
     if len(text) > LONGEST_ERROR:
         text = f"{text[:LONGEST_ERROR]} ..."
@@ -140,7 +140,10 @@ def _find_server_metrics(method: AnyMethod) -> str:
     # The old name; goes with the next release (:mod:`fedgrove.renamed`).
     if callable(getattr(method, "figures", None)):
         name = methods.name_of(method)
-        message = f"{name}: figures is now server_metrics; the old name goes with the next release."
+        message = (
+            f"{name}: figures is now server_metrics; the old name will be removed in the next "
+            "release."
+        )
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return "figures"
     return ""

@@ -70,7 +70,7 @@ class PerTask:
                 members.setdefault(task, {})[client] = setup.clients[client]
         if set(members) == {""}:
             raise InputError(
-                "per_task is given, and the clients have no tasks of their own; mix data sets "
+                "per_task is given, but the clients have no tasks; mix data sets "
                 "(fedgrove.data.mix), or leave it out."
             )
         states = {}
@@ -111,7 +111,7 @@ class PerTask:
         for task, own_reports in groupby(reports, lambda r: self.task_of(r.of, state.round)):
             if task in folded:
                 raise EngineError(
-                    f"reports of task {task!r} came apart from each other; an engine must give "
+                    f"reports of task {task!r} are not next to each other; an engine must return "
                     "answers in the order of their jobs."
                 )
             folded[task] = self.method.fold(states[task], own_reports)

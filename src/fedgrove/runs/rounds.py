@@ -338,7 +338,7 @@ class Admission:
         is_of_task = version.startswith(make_version(task.round, task.verb, ""))
         if is_of_task and self._run.memory.has(task.to, version):
             return None
-        sentence = f"client {task.to} names {version!r} as what it remembers, which is not there."
+        sentence = f"client {task.to} names {version!r} as its memory, which does not exist."
         return Refusal("memory", sentence)
 
     def _release(self, waiting: list[tuple[Task, Report, Lengths]]) -> Iterator[Report]:

@@ -53,5 +53,6 @@ for _module in pkgutil.iter_modules(__path__):
     except Exception as _error:
         _file = Path(__path__[0]) / f"{_module.name}.py"
         BROKEN[_module.name] = (
-            f"{_file} is broken, and its data sets are missing; {type(_error).__name__}: {_error}."
+            f"{_file} is broken, so its data sets are not available; {type(_error).__name__}: "
+            f"{_error}."
         )

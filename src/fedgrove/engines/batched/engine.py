@@ -433,8 +433,8 @@ class Batched:
         """
         if isinstance(failure, torch.OutOfMemoryError):
             failure = EngineError(
-                f"client {job.task.to} alone needs more memory than {self.device} has; "
-                "take a smaller batch."
+                f"client {job.task.to} alone needs more memory than {self.device} has; use a "
+                "smaller batch."
             )
         # Too little memory is no fault of the client's work, and an exit is intended.
         if isinstance(failure, EngineError) or not isinstance(failure, Exception):

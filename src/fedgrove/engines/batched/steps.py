@@ -231,7 +231,8 @@ class Stack:
 
     @property
     def shape_key(self) -> tuple[Any, ...]:
-        """What a graph depends on besides the stage: the width of a batch, and a client's trees.
+        """What a graph depends on in addition to the stage: the width of a batch, and a client's
+        trees.
 
         The numbers of clients and steps do not count: a captured stack has room for more.
         """

@@ -2,7 +2,7 @@ r"""AdFedWCP: a personal model per client, sent clustered, with centroids by lay
 
 (Adaptive Federated Weight-Clustering Pruning; see docs/papers/adfedwcp.md.)
 
-Before round 0 every client says how important its layers are at the initial model. Round
+Before round 0 every client reports how important its layers are at the initial model. Round
 :math:`t`, cohort :math:`S_t`; th_g shared, th_k personal, M_k its mask::
 
     k_kj = min(lower, upper), by importance, data, bandwidth               -> Adaptive
@@ -12,15 +12,16 @@ Before round 0 every client says how important its layers are at the initial mod
            (or by magnitude or gradient, ours                              -> parts.importance)
     th_g = sum_k n_k c_k / sum_k n_k                                       -> WeightedMean
 
-A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one, it only
-pulls; a pruned weight keeps its value, and may return. With nothing clustered (``Fixed(0)``) and no
-pull, every client trains alone.
+A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one but only
+pulls it; a pruned weight keeps its value and may return. With nothing clustered (``Fixed(0)``) and
+no pull, every client trains alone.
 
-- Shared: clustered copies of personal models, with centroids by importance and bandwidth.
-- A client uses: its own model under its mask.
+- Shared: clustered copies of personal models; the number of centroids depends on importance and
+  bandwidth.
+- A client uses: its personal model under its mask.
 - Bytes in the paper: at ``k_max``, as ``fedwcp``.
 - Secure aggregation: no; clients report the importance of their layers and an accuracy; the server
-  keeps the first per client.
+  stores the importance of each client.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class State:
     most: int
     """Examples of any client."""
     omegas: dict[int, tuple[float, ...]]
-    """The importance of every layer, by client, as the client last said."""
+    """The importance of every layer, by client, as the client last reported it."""
     weighed: bool = False
     """Whether clients have weighed their layers before the first round."""
     accuracy: float | None = None
@@ -116,13 +117,15 @@ class AdFedWCP(CommonParts):
     """Personal models that send themselves clustered, by importance, data and bandwidth."""
 
     allocation: Adaptive | Fixed = Adaptive()
-    """How many centroids each layer of a client gets: ``Adaptive``, or ``Fixed`` for all alike."""
+    """How many centroids each layer of a client gets: ``Adaptive``, or ``Fixed`` (the same number
+    for all)."""
     importance: Literal["imprint", "magnitude", "gradient", "alike"] = "imprint"
-    """What layers are weighed by: imprinting, mean |w|, mean |w g|, or not at all, 1/L each."""
+    """How the importance of layers is measured: imprinting, mean |w|, mean |w g|, or equal (1/L
+    each)."""
     broadcast: int = 0
     """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
     returns: bool = True
-    """Whether a pruned weight keeps its value, as the paper says; False: it begins at 0 in the next
+    """Whether a pruned weight keeps its value, as in the paper; False: it starts at 0 in the next
     round, nearly as in the authors' code, and models become far sparser."""
     pull: AnnealedPull = AnnealedPull()
     """The pull towards the shared model; it fades over the rounds."""
@@ -142,9 +145,9 @@ class AdFedWCP(CommonParts):
         weights_to_prune(setup.layout, 0.0 if self.clusters else 1.0)
         if self.importance == "imprint" and setup.net.problem.kind != CLASSES.kind:
             raise InputError(
-                f"adfedwcp weighs layers by imprinting, which needs classes, and the targets are "
-                f"{setup.net.problem.name}; weigh them otherwise: --set importance=gradient, "
-                "magnitude or alike."
+                "adfedwcp measures the importance of layers by imprinting, which needs classes, "
+                f"and the targets are {setup.net.problem.name}; measure it differently: --set "
+                "importance=gradient, magnitude or alike."
             )
         layout = setup.layout
         clients = setup.all_clients("keeps the importance of every client's layers")
@@ -176,7 +179,7 @@ class AdFedWCP(CommonParts):
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The shared model, for those who have no personal one yet."""
+        """The shared model, for clients that have no personal one yet."""
         return {"model": Packet(state.model)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -484,7 +487,7 @@ def clustered_bytes(layout: Layout, k: int) -> int:
         weights = layout.count(_weights_of(layout, name))
         bits += clustered_bits(weights, 0, k)
         counted += weights
-    # Biases and norms travel as they are.
+    # Biases and norms are sent as they are.
     bits += 32 * (layout.size - counted)
     return -(-bits // 8)
 
@@ -509,6 +512,7 @@ def _counted_share(state: State, numbers: Sequence[float]) -> float:
 
 
 def _mean(numbers: Sequence[float], otherwise: float) -> float:
+    """AdFedWCP: the mean of numbers, or ``otherwise`` if there are none."""
     return sum(numbers) / len(numbers) if numbers else otherwise
 
 
