@@ -292,6 +292,8 @@ BROKEN = {
     "has the functions",
     "own/thawed.py:Mine": "own/thawed.py:Mine can be changed; write @dataclass(frozen=True)",
     "own/plain.py:Mine": "own/plain.py:Mine is not a dataclass; a method is a class under",
+    "own/heir.py:Heir": "own/heir.py:Heir has a field 'by' and is no dataclass itself; "
+    "write @dataclass(frozen=True)",
     "own/unfolded.py:Mine": "own/unfolded.py:Mine has no fold; a method has the functions init, "
     "deliver, plan, fold and work",
     "own/homeless.py:Mine": "own/homeless.py:Mine has no field 'local'; write in the class: "
@@ -305,6 +307,7 @@ BROKEN = {
 CHANGES = {
     "thawed": ("@dataclass(frozen=True)\nclass Mine", "@dataclass\nclass Mine"),
     "plain": ("@dataclass(frozen=True)\nclass Mine", "class Mine"),
+    "heir": ("PRESETS =", "class Heir(Mine):\n    by: Shift = Constant(2.0)\n\n\nPRESETS ="),
     "unfolded": ("def fold", "def unfold"),
     "homeless": ("    local: LocalTraining | None = None\n", ""),
     "wordless": ("    codec: Codec = Dense()\n", ""),
