@@ -116,7 +116,7 @@ def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) 
                     total = one if total is None else trees.map(torch.add, total, one)
                 carries = [
                     {**c, stage.name: t}
-                    for c, t in zip(carries, trees.unstack(total or {}, 3), strict=True)
+                    for c, t in zip(carries, trees.unstack(total or {}, len(tasks)), strict=True)
                 ]
             case Edit():
                 carries = [stage.f(c, client) for c, client in zip(carries, clients, strict=True)]
@@ -183,9 +183,11 @@ def test_stages_under_vmap_equal_clients_alone(
     run = make_run(replace(method, local=recipe), tmp_path, net=net, sizes=(20, 20, 20), cohort=3)
     run = with_equal_labels(run)
     state = run.method.init(run.setup)
-    for verb_tasks in (plan(run, state), plan_scoring(run, state, "finetune")):
-        tasks = [replace(task, round=2) for task in verb_tasks]
-        together = stacked(run, tasks, [{}, {}, {}])
+    planned = [*plan(run, state), *plan_scoring(run, state, "finetune")]
+    # An exchange may have tasks of several verbs; only tasks of one verb are stacked.
+    for verb in dict.fromkeys(task.verb for task in planned):
+        tasks = [replace(task, round=2) for task in planned if task.verb == verb]
+        together = stacked(run, tasks, [{} for _ in tasks])
         for mine, task in zip(together, tasks, strict=True):
             alone, memory = perform(run, task, {})
             expected = {**alone.metrics, **kept(Outcome(memory=memory))}
