@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import make_run, play, remembered, tensors
-from tests.contract import contract_of, small
+from tests.contract import advise, contract_of, small
 
 import fedgrove
 from fedgrove import methods, trees
@@ -72,7 +72,10 @@ def test_every_method_runs_or_is_refused_before_it_begins(name: str, tmp_path: P
         assert sentence.startswith(f"{name} cannot run with --privacy: its clients ")
         assert REFUSED[name] in sentence
         return
-    privacy.check_protected(run)
+    try:
+        privacy.check_protected(run)
+    except InputError as error:
+        pytest.fail(advise(name, "refused_with_privacy", str(error).rstrip(".")))
 
 
 def marked(name: str):

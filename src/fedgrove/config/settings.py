@@ -72,13 +72,19 @@ def part_types() -> tuple[type, ...]:
 
 
 @cache
-def _shared_part_types() -> tuple[type, ...]:
-    """The parts that belong to no single method."""
+def _shared_modules() -> tuple[types.ModuleType, ...]:
+    """The modules with parts that belong to no single method."""
     modules = [choice, codec]
     for info in pkgutil.iter_modules(parts.__path__):
         modules.append(import_module(f"{parts.__name__}.{info.name}"))
+    return tuple(modules)
+
+
+@cache
+def _shared_part_types() -> tuple[type, ...]:
+    """The parts that belong to no single method."""
     classes: list[type] = []
-    for module in modules:
+    for module in _shared_modules():
         classes.extend(_parts_in(module))
     return tuple(classes)
 
@@ -240,7 +246,25 @@ def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
     try:
         return find_value(given, hint)
     except ValueError:
-        raise InputError(f"{key} is {shown(given)}; it must be {allowed(hint, home)}.") from None
+        remark = _why_no_part(given, hint, home)
+        raise InputError(
+            f"{key} is {shown(given)}{remark}; it must be {allowed(hint, home)}."
+        ) from None
+
+
+def _why_no_part(given: Any, hint: Any, home: str) -> str:
+    """What keeps a class of this name from being a part, for a sentence; "": there is none."""
+    takes_parts = any(not is_plain(member) for member in members(hint))
+    if not isinstance(given, str) or not takes_parts:
+        return ""
+    modules = list(_shared_modules())
+    if home in sys.modules:
+        modules.append(sys.modules[home])
+    for module in modules:
+        cls = vars(module).get(given)
+        if isinstance(cls, type) and not _is_frozen(cls):
+            return ", a class without @dataclass(frozen=True)"
+    return ""
 
 
 def allowed(hint: Any, home: str = "") -> str:
@@ -480,6 +504,12 @@ def _chosen(setting: Setting, given: Any) -> Any:
     if not _needs_only_a_name(cls):
         raise InputError(
             f"{setting.path} is '{given}', which needs more than a name; make it in Python."
+        )
+    unwritten = sorted(getattr(cls, "__abstractmethods__", ()))
+    if unwritten:
+        raise InputError(
+            f"{setting.path} is '{given}', a class without {' and '.join(unwritten)}; write it "
+            "there first."
         )
     return cls()
 

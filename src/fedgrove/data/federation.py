@@ -345,6 +345,18 @@ class Federation:
     preparation: Preparation = IDENTITY
     names: Mapping[int, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return a line about the federation, not pages of its tensors.
+
+        >>> from fedgrove import data
+        >>> data.load("digits", clients=3)
+        Federation('digits', 3 clients, 10 outputs, shape (1, 8, 8), partition 'dirichlet:0.5')
+        """
+        return (
+            f"Federation({self.name!r}, {len(self.clients)} clients, {self.classes} outputs, "
+            f"shape {self.shape}, partition {self.partition!r})"
+        )
+
     def preparation_of(self, k: int, round: int = 0) -> Preparation:
         """Return how the raw inputs of one client became its inputs."""
         return self.client(k, round).preparation or self.preparation

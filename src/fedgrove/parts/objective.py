@@ -167,7 +167,7 @@ def _advise_loss() -> str:
         # Sum is made with +, not by its name.
         if cls.__module__ == __name__ and cls.is_loss and cls is not Sum:
             names.append(cls.__name__)
-    return f"With --set, objective must be {' or '.join(names)}."
+    return f"With --set, objective must be one of {', '.join(names)}."
 
 
 @dataclass(frozen=True)

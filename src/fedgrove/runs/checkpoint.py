@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, MethodError
 from ..renamed import read_tables
 from ..trees import Tree
 from . import schemas
@@ -45,7 +45,8 @@ def state_to_json(
         stand_in: May return what replaces a mapping within a mapping, ``{"file": name}``, or None.
 
     Raises:
-        TypeError: The state has a value of a type that :class:`fedgrove.core.State` does not allow.
+        MethodError: The state has a value of a type that :class:`fedgrove.core.State` does not
+            allow.
     """
     # The most frequent case first: a state may have a few numbers for every client.
     if type(value) in _PLAIN:
@@ -93,10 +94,10 @@ def _refuse_dataclass(item: Any) -> None:
         raise _not_allowed(item)
 
 
-def _not_allowed(value: Any) -> TypeError:
-    return TypeError(
-        f"a method's state contains a {type(value).__name__}; it may contain numbers, strings, "
-        "tensors and plain containers"
+def _not_allowed(value: Any) -> MethodError:
+    return MethodError(
+        f"the method's state contains a {type(value).__name__}; it may contain numbers, strings, "
+        "tensors and tuples, lists and dictionaries of these."
     )
 
 

@@ -23,7 +23,7 @@ from ..errors import FedgroveError, InputError, UnfitError, list_some
 from ..parts.objective import Objective, check_fits, check_whole
 from ..problems import Metric, MixedProblem, Problem, client_marks, restrict_outputs
 from ..trees import Tree
-from .guard import describe_error, explain_errors
+from .guard import check_state, describe_error, explain_errors
 from .per_task import states_by_task
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def check_fit(run: Run) -> None:
         _check_training(run)
         _check_finetuning(run)
         with explain_errors(run.method, "init"):
-            _ = run.initial_state
+            state = run.initial_state
+        check_state(run.method, "init", state)
     except UnfitError as error:
         method = methods.name_of(run.method)
         raise InputError(f"{method} cannot be used with net {_net_name(run)}: {error}") from None

@@ -36,7 +36,7 @@ from ..core import (
 from ..errors import EngineError, FedgroveError, clean_text
 from ..methods import name_of
 from .gate import FEW_LENGTHS, REFUSALS, Lengths, RecentLengths, Refusal, Ruler, malformed
-from .guard import check_state, explain_errors, record_errors
+from .guard import check_planned, check_sent, check_state, explain_errors, record_errors
 from .memory import make_version
 from .privacy import check_tasks
 from .run import Run, attempt_seed
@@ -196,6 +196,7 @@ def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
     cohort = draw_cohort(run, state.round, attempt)
     with explain_errors(run.method, "plan"):
         planned = run.server.plan(state, cohort)
+        check_planned(run.method, planned)
         clients = [task.to for task in planned]
     if not clients:
         raise EngineError(f"the method planned no task for round {state.round}.")
@@ -228,6 +229,7 @@ def plan_scoring(
 
 def complete_task(run: Run, task: Task, round: int, attempt: int = 0) -> Task:
     """Fill in what the round loop knows about a task."""
+    check_sent(run.method, task)
     check_names(task.send, "a packet")
     return replace(task, round=round, attempt=attempt, memory=run.memory.files.get(task.to))
 

@@ -477,7 +477,8 @@ class Batched:
         for verb, why in self._why_not_stacked.get(run, {}).items():
             notes.append(
                 f"a part of {verb} was done one client after another, not at once: torch.func.vmap "
-                f"cannot run it (a loss, metric or objective that branches on data): {why}"
+                "cannot run it (a loss, metric, objective or optimiser that branches on data): "
+                f"{why}"
             )
         return notes
 
