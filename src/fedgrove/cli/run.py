@@ -230,8 +230,10 @@ def find_unfinished(place: Path) -> Path:
 
     One that another process is training is left out.
     """
+    from ..runs.lock import is_locked
+
     unfinished = list(filterfalse(_is_finished, find_runs(place)))
-    free = list(filter(_is_free, unfinished))
+    free = list(filterfalse(is_locked, unfinished))
     if not free:
         busy = ""
         if unfinished:
@@ -256,16 +258,6 @@ def _is_finished(path: Path) -> bool:
     if (path / "sweep.json").is_file():
         return all(_is_finished(member.parent) for member in path.glob("*/config.toml"))
     return (path / "summary.json").is_file()
-
-
-def _is_free(path: Path) -> bool:
-    from ..runs.lock import check_free
-
-    try:
-        check_free(path)
-    except InputError:
-        return False
-    return True
 
 
 def last_written(path: Path) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import DamageError, InputError, not_a_run
 from ..report.progress import RunStatus, describe_score
 from .files import SEAL, damaged, parse_json, read_bytes, read_run_options
-from .lock import check_free
+from .lock import is_locked
 from .schemas import Headline, MetricsLine, SweepContent, check_content
 
 SWEEP = "sweep.json"
@@ -69,7 +69,7 @@ class Follower:
     ) -> RunStatus:
         """Return how the followed run stands now; ``member`` is its state in a sweep."""
         # In this order: who is about to finish writes the summary and then frees the lock.
-        is_trained = _is_locked(self.path) or (sweep is not None and _is_locked(sweep))
+        is_trained = is_locked(self.path) or (sweep is not None and is_locked(sweep))
         self._read()
         summary = self._summary()
         why = ""
@@ -221,11 +221,3 @@ def _read_options(config: Path) -> dict[str, Any]:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        check_free(folder)
-    except InputError:
-        return True
-    return False

@@ -57,14 +57,19 @@ def locked(folder: Path, sweep: Path | None = None) -> Iterator[None]:
 
 def check_free(folder: Path) -> None:
     """Refuse a run folder that is locked, by another process or by this one."""
+    if is_locked(folder):
+        raise _in_use(folder)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process, another one or this one, trains in a run folder."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | _NO_FOLLOW)
     except OSError:
-        # It is not locked, or not one of our files.
-        return
+        # There is no such file, or it is not one of ours.
+        return False
     try:
-        if not _try(descriptor):
-            raise _in_use(folder)
+        return not _try(descriptor)
     finally:
         os.close(descriptor)
 
