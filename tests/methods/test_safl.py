@@ -145,11 +145,11 @@ def test_tied_channels_of_a_cluster_are_decided_by_their_scales() -> None:
 
 
 def test_a_cluster_keeps_as_many_channels_as_its_clients_do_on_average() -> None:
-    """Both clients keep the two channels of the first layer and two of six of the second.
+    """Both clients keep the two channels of the first layer and three of six of the second.
 
-    That is 8 of 2 * 8: four channels stay, those kept twice and, of the two kept once, the one with
-    the larger scale, -.8 against .5. (The mean of the layers' shares, (1 + 1/3) / 2, would keep
-    five.)
+    That is 10 of 2 * 8: five channels stay, those kept twice and, of the two kept once, the one
+    with the larger scale, -.8 against .5. (The mean of the layers' shares, (1 + 1/2) / 2, would
+    keep six.)
     """
     net = Net(
         nn.Sequential(
@@ -166,8 +166,8 @@ def test_a_cluster_keeps_as_many_channels_as_its_clients_do_on_average() -> None
     before = {k: torch.full(s, 9.0) for k, s in net.layout.shapes.items()}
     fusion = Fusion(find_groups(net), Gamma(), WeightedMean().start(before))
     for second, place, scale in (
-        (flags(1, 1, 0, 0, 0, 0), 1, 0.5),
-        (flags(1, 0, 1, 0, 0, 0), 2, -0.8),
+        (flags(1, 1, 1, 0, 0, 0), 2, 0.5),
+        (flags(1, 1, 0, 1, 0, 0), 3, -0.8),
     ):
         mask = make_channel_mask(net, {"0": flags(1, 1), "3": second})
         values = {k: torch.ones(s) for k, s in net.layout.shapes.items()}
@@ -175,8 +175,8 @@ def test_a_cluster_keeps_as_many_channels_as_its_clients_do_on_average() -> None
         fusion.add(Packet(trees.apply_mask(values, mask), mask))
     model, channels = fusion.value()
     assert channels["0"].tolist() == [True, True]
-    assert channels["3"].tolist() == [True, False, True, False, False, False]
-    assert model["4.weight"].tolist() == pytest.approx([1, 0, -0.8, 0, 0, 0])
+    assert channels["3"].tolist() == [True, True, False, True, False, False]
+    assert model["4.weight"].tolist() == pytest.approx([1, 1, 0, -0.8, 0, 0])
 
 
 def test_a_fold_of_stage_2_by_hand() -> None:
