@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -64,3 +65,19 @@ def test_an_old_argument() -> None:
     with pytest.warns(DeprecationWarning, match="holds= of Give is now expected="):
         give = core.Give(lambda carry, client: core.Outcome(), holds=core.expected_no_packets)
     assert give.expected is core.expected_no_packets
+
+
+def test_the_tables_are_not_read_before_an_old_name_is_used() -> None:
+    # Modules that are missing everywhere are looked for too, as org.python by the module copy.
+    code = """
+import importlib.util
+import fedgrove
+from fedgrove import renamed
+from fedgrove.errors import InputError
+fedgrove.WireError
+assert importlib.util.find_spec("no_such_module") is None
+assert renamed.read_tables.cache_info().misses == 0
+fedgrove.Info
+assert renamed.read_tables.cache_info().misses == 1
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)

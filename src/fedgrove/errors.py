@@ -378,6 +378,18 @@ def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
     return cleaned
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's error, to be quoted in a sentence.
+
+    >>> first_line(ValueError("no such shape: (2, 3)\\nwhile tracing"))
+    'no such shape: (2, 3)'
+    >>> first_line(ValueError())
+    'no reason given'
+    """
+    text = str(error).strip() or "no reason given"
+    return text.splitlines()[0]
+
+
 def not_a_run(path: Path) -> InputError:
     """The error for a path that is not a run folder."""
     if (path / "choice.json").is_file():

@@ -10,11 +10,15 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+
+# pathlib, tomllib and importlib.abc, which imports a lot, take longer than all else that
+# ``import fedgrove`` needs: none of them is imported here at the top.
 
 
 @cache
@@ -22,6 +26,7 @@ def read_tables() -> dict[str, dict[str, Any]]:
     """Return the tables of ``renamed.toml``: modules, names and state_fields."""
     # Read here: a process that meets no old name need not wait for it.
     import tomllib
+    from pathlib import Path
 
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -38,7 +43,9 @@ def find_renamed(module: str, name: str) -> Any:
     Raises:
         AttributeError: ``name`` is not an old name of this module.
     """
-    new = read_tables()["names"].get(module, {}).get(name)
+    # ``from module import name`` looks for ``__path__`` first, in every process.
+    is_special = name.startswith("__")
+    new = None if is_special else read_tables()["names"].get(module, {}).get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     home, _, new_name = new.rpartition(".")
@@ -61,18 +68,24 @@ def _warn(old: str, new: str) -> None:
     warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
-class _OldModules(MetaPathFinder, Loader):
-    """Finds a module under its old name: an empty module that looks names up in the new one."""
+class _OldModules:
+    """Finds a module under its old name: an empty module that looks names up in the new one.
+
+    It is a finder and a loader (``importlib.abc``) by its functions, without the base classes.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for an old name, None for any other."""
+        # Python asks for every module that no other finder has, and some are optional everywhere.
+        if not fullname.startswith(f"{__package__}."):
+            return None
         modules = read_tables()["modules"]
         is_parent = any(old.startswith(f"{fullname}.") for old in modules)
         if fullname not in modules and not is_parent:
             return None
-        return ModuleSpec(fullname, self, is_package=is_parent)
+        return ModuleSpec(fullname, cast("Loader", self), is_package=is_parent)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the stand-in; the new module itself must keep its own ``__spec__``."""

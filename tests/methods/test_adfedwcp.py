@@ -14,7 +14,7 @@ from tests.methods.exchanges import exchanges
 
 import fedgrove as fg
 from fedgrove import methods, nets, trees
-from fedgrove.core import ClientInfo
+from fedgrove.core import ClientInfo, Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
@@ -23,6 +23,7 @@ from fedgrove.methods import AdFedWCP, FedWCP
 from fedgrove.methods.adfedwcp.anneal import AnnealedPull
 from fedgrove.methods.adfedwcp.centroids import Adaptive, Fixed
 from fedgrove.methods.adfedwcp.importance import by_magnitude, weighed
+from fedgrove.methods.adfedwcp.method import State
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.rounds import plan_scoring
 
@@ -184,6 +185,40 @@ def test_what_is_sent_is_clustered_and_what_is_kept_is_not(tmp_path: Path) -> No
     assert report.metrics["density"] == pytest.approx(
         run.net.layout.density(memory_of(run, 0)["kept"])
     )
+
+
+def test_centroids_follow_the_mean_accuracy_by_hand() -> None:
+    """The mean accuracy is .5, then (.6 + .8) / 2 = .7 and then .4: it rises by .2 and falls by .3.
+
+    A client with the fewest examples has k_data = 5. Behind round 2 of 4 it gets
+    5 * 1.5 * (1 - .1 * .2) = 7.35, so 8; behind round 3 5 * 1.75 * (1 + 1.5 * .3) = 12.69, so 13.
+    """
+    method = AdFedWCP(importance="alike")
+    state = State(
+        round=1,
+        rounds=4,
+        model={"w": torch.zeros(4)},
+        layers=("0",),
+        weights=("w",),
+        sizes=(4,),
+        size=4,
+        devices={3: (10, 50.0, 1.0, 0), 7: (30, 50.0, 1.0, 0)},
+        fewest=10,
+        most=30,
+        omegas={3: (1.0,), 7: (1.0,)},
+        weighed=True,
+        accuracy=0.5,
+    )
+    give = {"model": Packet({"w": torch.ones(4)})}
+    reports = []
+    for client, accuracy in ((3, 0.6), (7, 0.8)):
+        reports.append(Report(client, give, 10, {"accuracy": accuracy}))
+    risen = method.fold(state, reports)
+    assert (risen.accuracy, risen.change) == pytest.approx((0.7, 0.2))
+    assert method.centroids(risen, 3) == [8.0]
+    fallen = method.fold(risen, [Report(7, give, 10, {"accuracy": 0.4})])
+    assert (fallen.accuracy, fallen.change) == pytest.approx((0.4, -0.3))
+    assert method.centroids(fallen, 3) == [13.0]
 
 
 def test_a_pruned_weight_may_return(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from .. import trees
-from ..errors import UnfitError
+from ..errors import UnfitError, first_line
 from ..nets.layout import named_tensors
 from ..nets.net import Net
 from ..renamed import find_old_names
@@ -190,7 +190,7 @@ def _trace(
 
 
 def _cannot_follow(module: nn.Module, error: Exception) -> UnfitError:
-    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    reason = first_line(error)
     return UnfitError(
         f"the channels of {type(module).__name__} could not be traced, "
         f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "

@@ -170,10 +170,7 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
     What the federation was made with may be given again, as the config.toml of such a run does.
     """
     made_with = {
-        "partition": federation.partition,
-        "scenario": federation.scenario,
-        "split": federation.split,
-        "validation": federation.validation,
+        **federation.division,
         "clients": len(federation.clients),
     }
     options = options_of(Experiment)

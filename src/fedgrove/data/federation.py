@@ -379,6 +379,16 @@ class Federation:
         return replace(self, clients=first, later=later)
 
     @property
+    def division(self) -> dict[str, Any]:
+        """How the data were divided, among clients and into parts, by option."""
+        return {
+            "partition": self.partition,
+            "scenario": self.scenario,
+            "split": self.split,
+            "validation": self.validation,
+        }
+
+    @property
     def is_lazy(self) -> bool:
         """Whether clients' data are created when needed, and must not all be kept at once."""
         return not isinstance(self.clients, dict)

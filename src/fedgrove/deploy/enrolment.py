@@ -80,10 +80,7 @@ def describe_client(federation: Federation, partition: int) -> Head:
             "labels": list(federation.labels),
             "defaults": dataclasses.asdict(federation.defaults),
             "notes": [note for note in federation.notes if not _names_client(note, federation)],
-            "partition": federation.partition,
-            "scenario": federation.scenario,
-            "split": federation.split,
-            "validation": federation.validation,
+            **federation.division,
         },
     }
 

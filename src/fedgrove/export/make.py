@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..data import Federation
 from ..data.preparation import IDENTITY, Preparation
-from ..errors import EngineError, InputError, check
+from ..errors import EngineError, InputError, check, first_line
 from ..nets import Net
 from ..report.tables import format_bytes
 from ..runs.files import write_bytes
@@ -274,7 +274,7 @@ def _exporter_errors(options: ExportRequest, net: Net) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"{type(net.module).__name__} could not be written for {options.to}, "
             f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "

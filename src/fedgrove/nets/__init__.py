@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, first_line, unknown
 from ..renamed import find_old_names
 from . import norms, user_files
 from .layout import named_tensors, probe
@@ -306,7 +306,7 @@ def _check_training(module: nn.Module, name: str, shape: tuple[int, ...], classe
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"net '{name}' cannot be trained: a batch of two with a gradient raised "
             f"{type(error).__name__}: {reason}; test it alone with loss.backward()."

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..trees import Tree
 from .layout import Layout, frozen_parameters, named_tensors
 
@@ -76,7 +76,7 @@ def read_weights(spec: str) -> tuple[WeightsOrigin, Tree]:
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"init is {path}, which is not a safetensors file ({reason}); give a safetensors file, "
             "such as those in models/ of a run folder, or write one with "

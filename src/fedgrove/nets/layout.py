@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, first_line, unknown
 from . import norms
 from .forward_state import find_changed_state
 
@@ -334,7 +334,7 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
             # torch counts the writes to a tensor, through views of it too.
             return output, zeros._version > 0
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         advice = "check the shape against the first layers of the net"
         if "scalar type" in reason or "dtype" in reason:
             advice = (

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..trees import Tree
 from .files import (
     NAME_DIGITS,
@@ -116,7 +116,7 @@ def decode_tree(data: bytes, path: Path) -> Tree:
         check_content({"order": order}, TensorsHeader, path)
         return {name: leaves[name] for name in order or leaves}
     except (SafetensorError, ValueError, KeyError) as error:
-        raise damaged(path, str(error).splitlines()[0]) from None
+        raise damaged(path, first_line(error)) from None
 
 
 def write_tree(path: Path, tree: Mapping[str, Tensor]) -> None:

@@ -186,10 +186,7 @@ def summarise(
     summary = {
         "method": run.label,
         "data": federation.name,
-        "partition": federation.partition,
-        "scenario": federation.scenario,
-        "split": federation.split,
-        "validation": federation.validation,
+        **federation.division,
         "engine": engine,
         "seed": run.seed,
         "rounds": run.rounds,
