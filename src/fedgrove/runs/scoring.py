@@ -76,7 +76,8 @@ def finetune_stages(
         else:
             recipe = method.local
             if recipe is not None:
-                recipe = replace(recipe, epochs=epochs)
+                # The state of the rounds' optimiser is not that of another training.
+                recipe = replace(recipe, epochs=epochs, keep_state=False)
             stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
             stages.append(Edit(_KeepFinite(start, f"tuned{epochs}")))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
