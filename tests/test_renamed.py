@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from fedgrove import core, renamed
 
 MODULES = renamed.read_tables()["modules"]
 NAMES = renamed.read_tables()["names"]
+FIELDS = renamed.read_tables()["fields"]
 
 
 @pytest.mark.parametrize("old", sorted(MODULES))
@@ -59,6 +61,22 @@ def test_old_names_of_the_package() -> None:
         assert fedgrove.Info is core.ClientInfo
     with pytest.raises(AttributeError, match="no attribute 'Infos'"):
         _ = fedgrove.Infos
+
+
+@pytest.mark.parametrize(
+    ("home", "old"), [(home, old) for home, fields in FIELDS.items() for old in fields]
+)
+def test_old_fields_of_methods_and_parts(home: str, old: str) -> None:
+    module, _, name = home.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    entry = FIELDS[home][old]
+    assert renamed.find_new_field(cls, old) == entry["name"]
+    assert entry["name"] in {field.name for field in dataclasses.fields(cls)}
+    assert old not in {field.name for field in dataclasses.fields(cls)}
+    for value, new in entry["values"].items():
+        with pytest.warns(DeprecationWarning, match=f"{name}.{old} = {value} is now"):
+            assert renamed.rename_field(cls, old, value) == (entry["name"], new)
+    assert renamed.find_new_field(core.Give, old) is None
 
 
 def test_an_old_argument() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @cache
 def read_tables() -> dict[str, dict[str, Any]]:
-    """Return the tables of ``renamed.toml``: modules, names and state_fields."""
+    """Return the tables of ``renamed.toml``: modules, names, fields and state_fields."""
     # Read here: a process that meets no old name need not wait for it.
     import tomllib
     from pathlib import Path
@@ -61,11 +61,45 @@ def find_old_names(module: str) -> Callable[[str], Any]:
     return partial(find_renamed, module)
 
 
-def _warn(old: str, new: str) -> None:
+def find_new_field(cls: type, old: str) -> str | None:
+    """Return what an old field of a method or part, or of its base, is called today, or None."""
+    entry = _find_field(cls, old)
+    return None if entry is None else str(entry["name"])
+
+
+def rename_field(cls: type, old: str, value: Any) -> tuple[str, Any]:
+    """Return the name and the value that an old field of a method or part has today, and warn.
+
+    Args:
+        cls: The class of the method or part; it has this old field (:func:`find_new_field`).
+        old: The old name of the field.
+        value: What the field was given: a value, or what was typed for it.
+    """
+    entry = _find_field(cls, old)
+    assert entry is not None
+    name = entry["name"]
+    # True in Python is true on the command line and in config.toml. A value that never was allowed
+    # stays, and the new field refuses it.
+    new_value = entry["values"].get(str(value).lower(), value)
+    _warn(f"{cls.__name__}.{old} = {value}", f"{name} = {new_value!r}", stacklevel=5)
+    return name, new_value
+
+
+def _find_field(cls: type, old: str) -> dict[str, Any] | None:
+    """Return what the table of old fields says about a field of a class, or None."""
+    for base in cls.__mro__:
+        fields = read_tables()["fields"].get(f"{base.__module__}.{base.__qualname__}", {})
+        if old in fields:
+            entry: dict[str, Any] = fields[old]
+            return entry
+    return None
+
+
+def _warn(old: str, new: str, stacklevel: int = 3) -> None:
     """Warn that an old name of fedgrove was used."""
     message = f"{old} is now {new}; the old name will be removed in the next release."
     # Level 3 is the line of the user's that names it, for attributes.
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
 
 
 class _OldModules:

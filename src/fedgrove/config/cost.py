@@ -406,7 +406,7 @@ def _do(run: Run, task: Task) -> Done:
     client = run.client(task, {})
     outcome, computed = run_stages(run, task, client)
     report = Report(task.to, outcome.give, REPORTED_EXAMPLES, outcome.metrics)
-    if outcome.memory:
+    if outcome.memory or outcome.states:
         # Nothing is written: only the version is sent, and the last is the longest.
         report = replace(report, memory=make_version(run.rounds, task.verb, "0" * NAME_DIGITS))
     return Done(report, _longest(run, task, report), computed)

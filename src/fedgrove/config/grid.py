@@ -17,8 +17,9 @@ from ..options import SweepOptions
 from ..options.definition import members
 from ..options.groups import Settings, TrainingOptions
 from ..parts.local import LocalTraining
+from ..renamed import find_new_field
 from .experiment import Experiment, Federations, load_own_data, shorthand_settings
-from .settings import Draft, assign, walk, with_default_recipe
+from .settings import Draft, assign, find_old_setting, walk, with_default_recipe
 
 PER_TASK = "-per-task"
 """How the name of a run ends, before its seed, where true tasks are kept apart."""
@@ -226,8 +227,13 @@ def has_setting(method: AnyMethod, text: str, recipe: LocalTraining | None = Non
 def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[Any]:
     """The types of the fields that the key of ``key=value`` may mean."""
     key = text.partition("=")[0].strip()
+    complete = with_default_recipe(method, recipe)
+    renamed = find_old_setting(complete, key)
+    if renamed is not None:
+        parent, part, old = renamed
+        key = f"{parent}{find_new_field(type(part), old)}"
     hints = []
-    for setting in walk(with_default_recipe(method, recipe)):
+    for setting in walk(complete):
         if setting.path == key:
             return [setting.hint]
         if setting.path.endswith(f".{key}"):

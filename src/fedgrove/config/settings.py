@@ -24,6 +24,7 @@ from ..errors import InputError, Refusals, shown, together, unknown
 from ..options.definition import describe_type, find_value, is_plain, members
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective
+from ..renamed import find_new_field, rename_field
 from ..wire import codec
 
 M = TypeVar("M")
@@ -369,6 +370,11 @@ class Draft(Generic[M]):
     def put(self, key: str, value: Any, recipe: LocalTraining | None = None) -> Draft[M]:
         """Change one more setting, from Python."""
         complete = with_default_recipe(self.method, recipe)
+        renamed = find_old_setting(complete, key)
+        if renamed is not None:
+            parent, part, old = renamed
+            new, value = rename_field(type(part), old, value)
+            key = parent + new
         setting = _find(complete, key)
         # The default recipe becomes the method's own only where something in it is changed.
         changes_recipe = setting.path.startswith("local.")
@@ -472,6 +478,25 @@ def with_default_recipe(method: Any, recipe: LocalTraining | None) -> Any:
     if recipe is not None and has_local and method.local is None:
         return _put(method, ["local"], recipe)
     return method
+
+
+def find_old_setting(method: Any, key: str) -> tuple[str, Any, str] | None:
+    """Return where an old name of a setting belongs, or None if the key is no old name.
+
+    Returns:
+        The path of the part that has the field, ending in a dot (empty for the method); the part;
+        the field's old name.
+    """
+    parent, _, old = key.rpartition(".")
+    parts = {"": method}
+    for setting in walk(method):
+        if dataclasses.is_dataclass(setting.value):
+            parts[setting.path] = setting.value
+    for path, part in parts.items():
+        is_meant = path == parent or not parent
+        if is_meant and find_new_field(type(part), old) is not None:
+            return (f"{path}." if path else "", part, old)
+    return None
 
 
 def _find(method: Any, key: str) -> Setting:

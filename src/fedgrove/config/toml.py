@@ -57,6 +57,7 @@ from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
 from ..options.definition import is_plain, members, options_of
 from ..problems import Metric, MixedProblem
+from ..renamed import find_new_field, rename_field
 from .experiment import Experiment
 from .settings import MethodTypes, coerce, find_part, fitting, hints, is_built_in, own_fields_first
 
@@ -501,6 +502,8 @@ def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
     kinds = hints(cls)
     values = {}
     for key, value in fields.items():
+        if find_new_field(cls, key) is not None:
+            key, value = rename_field(cls, key, value)
         if key not in kinds:
             raise unknown(f"field of {path}, a {cls.__name__},", key, kinds)
         values[key] = _rebuilt(value, kinds[key], f"{path}.{key}", code)

@@ -315,8 +315,8 @@ class Federation:
         split: How the test part was held out.
         validation: The share of the remaining examples that was held out for validation.
         problem: What the targets are.
-        trace: How the bandwidths of clients really change, which no method sees. The bandwidth of
-            a client without a trace stays as in ``infos``.
+        trace: How the bandwidths of clients really change. The bandwidth of a client without a
+            trace stays as in ``infos``. What the server knows about it: :meth:`infos_at`.
         files: The SHA-256 of each file of devices and of each file of the user's own data.
         later: Data that replace a client's data: pairs of a round and the data from then on.
         elsewhere: Whether clients are other machines: then they have no examples here, only what
@@ -422,6 +422,15 @@ class Federation:
         if self.is_lazy:
             return LazyInfos(self.clients)
         return {k: client.info for k, client in self.clients.items()}
+
+    def infos_at(self, second: float) -> dict[int, ClientInfo]:
+        """Return what the server knows in a virtual second about the clients that have a trace."""
+        known = {}
+        for client, steps in (self.trace or {}).items():
+            if client in self.clients:
+                up, down = steps.at(second)
+                known[client] = replace(self.infos[client], bandwidth=up, downlink=down)
+        return known
 
     @cached_property
     def ids(self) -> Sequence[int]:

@@ -31,7 +31,7 @@ class FedWCP(AdFedWCP):
     allocation: Fixed = field(init=False, default=Fixed())
     importance: Literal["alike"] = field(init=False, default="alike")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, returns: bool | None) -> None:
+        super().__post_init__(returns)
         # A frozen dataclass has no other way to set what follows from another field.
         object.__setattr__(self, "allocation", Fixed(self.k))

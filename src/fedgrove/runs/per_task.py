@@ -18,7 +18,17 @@ from itertools import groupby
 from typing import Any
 
 from .. import seeds
-from ..core import AnyMethod, ClientInfo, Packet, Report, Server, Setup, Task, WithServerTraining
+from ..core import (
+    AnyMethod,
+    ClientInfo,
+    Packet,
+    Report,
+    Server,
+    Setup,
+    Task,
+    WithChangingDevices,
+    WithServerTraining,
+)
 from ..errors import EngineError, InputError
 
 
@@ -132,6 +142,19 @@ class PerTask:
         for task, own in state.by_task().items():
             seed = seeds.derive(server.seed, task)
             states[task] = self.method.train_server(own, replace(server, seed=seed))
+        return chain_states(states)
+
+    def follow_devices(self, state: TaskStates, clients: Mapping[int, ClientInfo]) -> TaskStates:
+        """Let the method follow the devices of the run's clients, for each task its members."""
+        if not isinstance(self.method, WithChangingDevices):
+            return state
+        states = {}
+        for task, own in state.by_task().items():
+            members = {}
+            for client, info in clients.items():
+                if self.task_of(client, state.round) == task:
+                    members[client] = info
+            states[task] = self.method.follow_devices(own, members)
         return chain_states(states)
 
     def _due(self, state: TaskStates) -> Iterator[tuple[str, Any]]:

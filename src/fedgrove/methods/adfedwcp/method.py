@@ -13,8 +13,9 @@ Before round 0 every client reports how important its layers are at the initial 
     th_g = sum_k n_k c_k / sum_k n_k                                       -> WeightedMean
 
 A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one but only
-pulls it; a pruned weight keeps its value and may return. With nothing clustered (``Fixed(0)``) and
-no pull, every client trains alone.
+pulls it; a pruned weight keeps its value and may return, unless ``zero_pruned`` sets it to 0. With
+nothing clustered (``Fixed(0)``) and no pull, every client trains alone. In a run with a bandwidth
+trace, centroids follow the bandwidth at the start of each exchange (ours).
 
 - Shared: clustered copies of personal models; the number of centroids depends on importance and
   bandwidth.
@@ -27,7 +28,7 @@ no pull, every client trains alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -62,6 +63,7 @@ from ...parts.gradient import Gradient
 from ...parts.mask import weights_to_prune
 from ...parts.one_model import dense_bytes, use_network_start
 from ...problems import CLASSES
+from ...renamed import rename_field
 from ...trees import Mask, Tree
 from . import kmeans
 from .anneal import AnnealedPull
@@ -94,7 +96,7 @@ class State:
     size: int
     """All numbers of the model."""
     devices: dict[int, tuple[int, float, float, int]]
-    """Every client's examples, bandwidth, speed and memory."""
+    """Every client's examples, bandwidth, speed and memory, as the server knows them now."""
     fewest: int
     most: int
     """Examples of any client."""
@@ -124,19 +126,29 @@ class AdFedWCP(CommonParts):
     each)."""
     broadcast: int = 0
     """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
-    returns: bool = True
-    """Whether a pruned weight keeps its value, as in the paper; False: it starts at 0 in the next
-    round, nearly as in the authors' code, and models become far sparser."""
+    zero_pruned: Literal["never", "round", "batch"] = "never"
+    """When pruned weights are set to 0: never, so that they keep their values, as in the paper;
+    before every round; or before every batch, as in the authors' code. Zeroing makes models
+    sparser."""
     pull: AnnealedPull = AnnealedPull()
     """The pull towards the shared model; it fades over the rounds."""
+    returns: InitVar[bool | None] = field(default=None, kw_only=True)
+    """The old name of ``zero_pruned``, which will be removed in the next release
+    (:mod:`fedgrove.renamed`)."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, returns: bool | None) -> None:
+        if returns is not None:
+            name, value = rename_field(type(self), "returns", returns)
+            object.__setattr__(self, name, value)
         allowed = "0, or in 2..256"
         check(
             self.broadcast == 0 or 2 <= self.broadcast <= 256, "broadcast", self.broadcast, allowed
         )
         ways = ("imprint", "magnitude", "gradient", "alike")
         check(self.importance in ways, "importance", self.importance, f"one of {', '.join(ways)}")
+        times = ("never", "round", "batch")
+        is_known = self.zero_pruned in times
+        check(is_known, "zero_pruned", self.zero_pruned, f"one of {', '.join(times)}")
 
     # ---- the server ------------------------------------------------------------------------------
 
@@ -191,6 +203,16 @@ class AdFedWCP(CommonParts):
         for client in cohort:
             tasks.append(Task(client, model, {"k": self.centroids(state, client)}))
         return tasks
+
+    def follow_devices(self, state: State, clients: Mapping[int, ClientInfo]) -> State:
+        """The state with the present bandwidths of clients; everything else about them stays."""
+        if not isinstance(self.allocation, Adaptive) or not self.allocation.follow_trace:
+            return state
+        devices = dict(state.devices)
+        for client, info in clients.items():
+            examples, _, speed, memory = devices[client]
+            devices[client] = (examples, info.bandwidth, speed, memory)
+        return replace(state, devices=devices)
 
     def centroids(self, state: State, client: int) -> list[float]:
         """AdFedWCP: the number of centroids of each layer of a client."""
@@ -254,6 +276,8 @@ class AdFedWCP(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Weigh layers at the initial model; or train, cluster, weigh and send."""
+        # Where pruned weights are 0 at every step, the forward pass is under the mask anyway.
+        zeroes_each_batch = self.zero_pruned == "batch"
         return {
             "weigh": (
                 Edit(use_network_start),
@@ -268,7 +292,8 @@ class AdFedWCP(CommonParts):
                     start="personal",
                     end="trained",
                     mask="",
-                    at=under_mask,
+                    at=None if zeroes_each_batch else under_mask,
+                    project=under_mask if zeroes_each_batch else None,
                 ),
                 *self._cluster(),
                 Edit(mask_and_use),
@@ -334,7 +359,9 @@ class AdFedWCP(CommonParts):
         metrics = self._importance(carry, "used", client.layout)
         if "output" in carry.get("hits", {}):
             metrics["accuracy"] = accuracy(carry["hits"])
-        personal = carry["trained"] if self.returns else carry["used"]
+        # With "batch" the next round zeroes them under the new mask when it begins. So does the
+        # authors' code, which computes the pull's direction before that.
+        personal = carry["used"] if self.zero_pruned == "round" else carry["trained"]
         memory = {"personal": personal, "kept": carry["kept"]}
         return Outcome({"model": Packet(carry["clustered.model"])}, metrics, memory)
 
@@ -433,7 +460,12 @@ def clustered_start(client: Client, numbers: Tensor) -> Tree:
 
 
 def under_mask(params: Tree, carry: Carry) -> Tree:
-    """AdFedWCP: the weights as the forward pass sees them: 0 where the client has pruned them."""
+    """AdFedWCP: the weights as the forward pass sees them: 0 where the client has pruned them.
+
+    >>> theta = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    >>> under_mask(theta, {"kept": {"w": torch.tensor([True, False])}})
+    {'w': tensor([1., 0.]), 'b': tensor([3.])}
+    """
     # Absent where nothing is clustered: an empty tree is not remembered.
     kept = carry.get("kept", {})
     seen = dict(params)
