@@ -6,8 +6,8 @@ report over its uplink. Where the federation has a trace, bytes are integrated o
 virtual second at which they begin to flow. An exchange lasts as long as its slowest client, or to
 the deadline where somebody missed it.
 
-Without a deadline the clock changes no result, except for methods that follow a trace. Scoring and the
-final fine-tuning take no time on it.
+Without a deadline the clock changes no result, except for methods that follow a trace. Scoring and
+the final fine-tuning take no time on it.
 """
 
 from __future__ import annotations
