@@ -54,6 +54,7 @@ from ..errors import UnfitError, check
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.common import CommonParts
+from ..parts.label_counts import LabelCounts
 from ..parts.local import Adam
 from ..parts.objective import NOT_SETTABLE, Loss, Objective
 from ..parts.one_model import dense_bytes
@@ -61,7 +62,6 @@ from ..problems import check_has_classes, restrict_outputs
 from ..seeds import torch_rng
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
-from .fedlc import LabelCounts
 
 if TYPE_CHECKING:
     from ..nets import Output
