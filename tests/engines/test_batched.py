@@ -183,6 +183,8 @@ NETS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("resnet18", (3, 8, 8), {"width": 4, "norm": "group"}),
     ("shufflenetv2", (3, 8, 8), {"width": 4}),
     ("shufflenetv2", (3, 8, 8), {"width": 4, "norm": "group"}),
+    ("resnet18", (3, 32, 32), {"width": 4, "stem": "large"}),
+    ("shufflenetv2", (3, 32, 32), {"width": 4, "norm": "group", "stem": "large"}),
 ]
 
 

@@ -48,10 +48,10 @@ CONTRACT = Contract(
     sends_masks=True,
     has_a_place_for_each_client=True,
     # A quarter of 768 + 4096 weights is 1216. The first layer, whose mean |w| is .148 compared with .062, loses the least
-    # that it may, .9 of a quarter: 14.4 units, and the second the rest, 16.3; whole: 15 and 16. 49 and 48 stay:
-    # 12*49+49 = 637, 49*48+48 = 2400, 48*3+3 = 147: 3184. Of a half 28.8 and 32.6, whole 29 and 33; 35 and 31
-    # stay: 455, 1116, 96: 1667.
-    paper_bytes=8 * (3184 + 1667) / 2 * 3 * 50,
+    # that it may, .8 of a quarter: 12.8 units, and the second the rest, 16.6; whole: 13 and 17. 51 and 47 stay:
+    # 12*51+51 = 663, 51*47+47 = 2444, 47*3+3 = 144: 3251. Of a half 25.6 and 33.2, whole 26 and 33; 38 and 31
+    # stay: 494, 1209, 96: 1799.
+    paper_bytes=8 * (3251 + 1799) / 2 * 3 * 50,
 )
 
 # ---- by hand -------------------------------------------------------------------------------------

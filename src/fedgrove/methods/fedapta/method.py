@@ -8,7 +8,7 @@ the convolutional layers, and is in group t, whose task the server does not know
 
     I_k    = mean |w| of layer k of the group's model w_t                   -> layer_importance
     rho_k  = nearest to s / I_k, larger where I_k is smaller,
-             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .9 rho_i -> monotone_ratios
+             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .8 rho_i -> monotone_ratios
     M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
     w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
     w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> fill_missing_channels
