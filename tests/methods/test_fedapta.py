@@ -35,6 +35,7 @@ from fedgrove.methods.fedapta.drift import DriftCorrection
 from fedgrove.methods.fedapta.method import START, State, origin_of
 from fedgrove.methods.fedapta.task_groups import LITERAL, Hdbscan
 from fedgrove.nets import Net, build
+from fedgrove.parts.augment import Augment
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import plan, plan_scoring, rounds
@@ -608,7 +609,11 @@ def test_the_papers_preset() -> None:
     assert paper.ratios == (0.0, 0.2, 0.4, 0.6, 0.8)
     assert paper.drift == "server"
     assert paper.grouping == LITERAL
-    assert paper.local == LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), 0.998, 10.0)
+    assert paper.use == "whole"
+    sgd = SGD(0.1, weight_decay=1e-3)
+    assert paper.local == LocalTraining(5, 512, sgd, 0.998, 10.0, Augment(4, True, 16))
+    # Of no effect with the server's drift alone; what --set drift=feddc takes.
+    assert paper.correct == DriftCorrection(alpha=0.1, weighted=True)
 
 
 # ---- tasks that are learnt -----------------------------------------------------------------------

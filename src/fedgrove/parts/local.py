@@ -20,10 +20,13 @@ from .. import trees
 from ..core import Batch, Batches, Carry, Client, Train
 from ..errors import check
 from ..trees import Tree
+from .augment import Augment
 
 if TYPE_CHECKING:
     from ..nets import Net
 
+DRAWS = "draws"
+"""In ``carry["client"]``: the number that augmentation draws from."""
 Number = float | Tensor
 """A setting of an optimiser: a float, or a tensor where the batched engine stacks clients."""
 
@@ -201,7 +204,8 @@ class LocalTraining:
     r"""A training recipe: epochs over the client's training data, batch size, optimiser, clipping.
 
     The learning rate of round :math:`t` is :math:`\eta\,\delta^t` (:math:`\delta` decay); gradients
-    longer than ``clip`` are scaled down to it.
+    longer than ``clip`` are scaled down to it. With ``augment`` images are changed at random in
+    every step.
     """
 
     epochs: int = 1
@@ -209,6 +213,7 @@ class LocalTraining:
     optimiser: SGD | Adam = Adam()
     decay: float = 1.0
     clip: float | None = None
+    augment: Augment | None = None
 
     def __post_init__(self) -> None:
         check(self.epochs >= 1, "epochs", self.epochs, "1 or more")
@@ -253,6 +258,16 @@ def batches_of(net: Net, stage: Train) -> Batches:
     least = 2 if net.layout.batch_norm else 1
     fold: Literal["all", "out"] = "out" if stage.leaves_out_fold else "all"
     return Batches("train", recipe(stage).batch, shuffle=True, least=least, fold=fold)
+
+
+def augmented(stage: Train, carry: Carry, batch: Batch) -> Batch:
+    """Return the batch of a step of local training, augmented if the recipe requests it; pure."""
+    local = recipe(stage)
+    if local.augment is None:
+        return batch
+    order = torch.arange(batch.index.shape[0], device=batch.index.device)
+    place = batch.position * local.batch + order
+    return batch._replace(x=local.augment(batch.x, carry["client"][DRAWS], batch.index, place))
 
 
 def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
@@ -343,6 +358,7 @@ def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
     """Do one step of local training, as a pure function of tensors."""
     tree = carry[stage.end]
     objective_carry = as_before(stage, carry)
+    batch = augmented(stage, carry, batch)
 
     def loss(params: Tree) -> tuple[Tensor, tuple[Tree, Tree]]:
         # The forward pass writes running statistics into its buffers; copies keep the step pure.
@@ -417,7 +433,8 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
         mask = without_frozen(ones, start_params, frozen)
     lr = float(learning_rate(local, carry))
     carry = {**carry, "aux": carry["aux"] | stage.objective.begin(start_params, carry)}
-    for batch in batches:
+    for plain_batch in batches:
+        batch = augmented(stage, carry, plain_batch)
         forward = tree
         if stage.at is not None:
             forward = forward_at(stage, params, carry) | buffers
