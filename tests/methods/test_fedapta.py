@@ -98,6 +98,19 @@ def test_a_round_by_hand() -> None:
     assert (after.round, after.groups) == (1, {0: 0, 1: 0})
 
 
+def test_the_second_round_is_filled_in_from_the_first() -> None:
+    """As above, once more: the model is (5/3, 5, 4, 8/3), and the device of half the units again keeps
+    the second and third. What it lacks is filled in from this model, not from the initial one:
+    (10 · 5/3 + 20 · 8/3) / 30 = 7/3, and (10 · 8/3 + 20 · 11/3) / 30 = 10/3."""
+    method = FedAPTA(ratios=(0.5, 0.0), grouping=None)
+    state = method.init(start(2))
+    for _ in range(2):
+        tasks = method.plan(state, [0, 1])
+        state = method.fold(state, [answer(task, body=1.0) for task in tasks])
+    found = state.models[0]["0.weight"].flatten().tolist()
+    assert found == pytest.approx([7 / 3, 6.0, 5.0, 10 / 3])
+
+
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
 
 
