@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.channels.selection import select_first
 from fedgrove.channels.shrink import shrink
 from fedgrove.core import Batch
-from fedgrove.engines import Serial
+from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.methods import CaldasDropout, FedDrop, FedRolex, HeteroFL
@@ -30,6 +31,7 @@ from fedgrove.methods.heterofl.static_norm import (
 )
 from fedgrove.nets import Net, build
 from fedgrove.nets.freeze import freeze
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
 from fedgrove.runs.rounds import plan
 
 F64 = torch.float64
@@ -191,15 +193,34 @@ def test_whose_papers_collect(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [HeteroFL, FedRolex, FedDrop])
 @pytest.mark.parametrize("net", ["bn-cnn2", pytest.param("resnet18", marks=pytest.mark.slow)])
-def test_on_batched_as_on_serial(method: Any, net: str, tmp_path: Path) -> None:
+def test_all_engines_agree(method: Any, net: str, tmp_path: Path) -> None:
     """Ragged batches, three widths, all three features, whichever the paper has."""
     made = method(widths=(1.0, 0.75, 0.5), scale=True, masked=True, static=True)
-    options = {"width": 4}
-    states = []
-    for engine in (Serial(), Batched()):
+    states = {}
+    for engine in (Serial(), Wired(), Pool(workers=2), Batched()):
         run = make_run(
             made, tmp_path / engine.name, net=net, sizes=(12, 9, 17, 10, 5), cohort=4,
-            options=options, rounds=2,
+            options={"width": 4}, rounds=2,
         )  # fmt: skip
-        states.append(tensors(play(run, engine)))
-    assert trees.distance(*states) < 1e-9
+        states[engine.name] = tensors(play(run, engine))
+        engine.close()
+    assert trees.identical(states["serial"], states["wired"])
+    assert trees.identical(states["serial"], states["pool"])
+    assert trees.distance(states["serial"], states["batched"]) < 1e-9
+
+
+def test_a_state_between_the_exchanges_is_written_and_read(tmp_path: Path) -> None:
+    """Statistics are by share, which is no text."""
+    run = make_run(
+        HeteroFL(widths=(1.0, 0.5, 0.25)), tmp_path, net="bn-cnn2", sizes=(20,) * 3, cohort=3
+    )
+    states = [after for *_, after in exchanges(run)]
+    for state in states[1:3]:
+        found: trees.Tree = {}
+        body = json.loads(json.dumps(state_to_json(state, found)))
+        again = state_from_json(body, found, run.initial_state)
+        assert (again.round, again.is_trained, again.shares) == (
+            state.round, state.is_trained, state.shares
+        )  # fmt: skip
+        assert sorted(again.statistics) == [0.25, 0.5]
+        assert trees.identical(tensors(again), tensors(state))

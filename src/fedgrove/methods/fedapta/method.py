@@ -246,31 +246,35 @@ class FedAPTA(CommonParts):
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """Alg. 1, lines 6 to 10: each device trains its group's model at its own ratio."""
-        packets: dict[tuple[int, float, int], Packet] = {}
+        sends: dict[tuple[int, float, int], dict[str, Packet]] = {}
         weights = weights_in_groups(state) if self.correct.weighted else {}
         tasks = []
         for client in cohort:
             origin = origin_of(state, client)
-            # Devices of one group and ratio share one packet, and so one small network.
+            # Devices of one group and ratio share their packets, and so one small network.
             whose = client if self.prune.varies else 0
             key = (origin, state.ratios[client], whose)
-            if key not in packets:
-                packets[key] = self._cut(state, model_at(state, origin), client)
-            packet = packets[key]
-            send = {"model": packet}
+            if key not in sends:
+                sends[key] = self._send(state, origin, client)
             settings = {}
             if self.drift != "none":
                 # The device compares the number with the one it had: in a new group its drift is 0.
                 settings["group"] = float(origin)
             if self.drift == "feddc":
                 settings["weight"] = weights.get(client, 1.0)
-                gradient = state.gradients.get(origin)
-                if gradient is None:
-                    gradient = _zeros(trees.pick(packet.values, state.params))
-                gradient = trees.apply_mask(gradient, packet.mask or {})
-                send["group_gradient"] = make_masked_packet(gradient, packet.mask)
-            tasks.append(Task(client, send, settings))
+            tasks.append(Task(client, sends[key], settings))
         return tasks
+
+    def _send(self, state: State, origin: int, client: int) -> dict[str, Packet]:
+        """A group's model, cut to a device; and with FedDC's drift its mean gradient, cut alike."""
+        packet = self._cut(state, model_at(state, origin), client)
+        if self.drift != "feddc":
+            return {"model": packet}
+        gradient = state.gradients.get(origin)
+        if gradient is None:
+            gradient = _zeros(trees.pick(packet.values, state.params))
+        gradient = trees.apply_mask(gradient, packet.mask or {})
+        return {"model": packet, "group_gradient": make_masked_packet(gradient, packet.mask)}
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Alg. 1, lines 11 to 14: recover, find the groups, and average in each."""
