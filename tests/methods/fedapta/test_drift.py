@@ -90,12 +90,16 @@ class MeanOutput(Objective):
         return out.logits.mean(), {}
 
 
+ONE_STEP = LocalTraining(1, 64, SGD(0.5))
+
+
 def linear_rounds(
     folder: Path,
     gradients: list[float],
     sizes: list[int],
     n: int,
     cohorts: Any = None,
+    local: LocalTraining = ONE_STEP,
     **words: Any,
 ) -> Iterator[tuple[Any, dict[str, float]]]:
     """The state and the devices' corrections and gradients after each of n rounds.
@@ -111,7 +115,6 @@ def linear_rounds(
         part = Examples(x, torch.zeros(size).long())
         clients[k] = ClientData(part, part, part, ClientInfo(size))
     made = replace(federation((1,), (4,)), clients=clients)
-    local = LocalTraining(1, 64, SGD(0.5))
     method = FedAPTA(ratios=(0.0,), grouping=None, local=local, objective=MeanOutput(), **words)
     run = Run(method, made, Net(module, (1,)), Memory(folder), rounds=n, cohort=len(gradients))
     loop = rounds(run)
@@ -146,6 +149,22 @@ def test_a_correction_stays_on_linear_losses(tmp_path: Path) -> None:
         assert state.gradients[0]["weight"].item() == pytest.approx(1.0)
         assert (seen["own_gradient0"], seen["own_gradient1"]) == pytest.approx((2.0, 0.0))
         assert (seen["drift0"], seen["drift1"]) == pytest.approx(drifts)
+
+
+def test_own_gradients_are_known_whatever_the_steps_and_the_rate(tmp_path: Path) -> None:
+    """Batches of 2 and two epochs: 4 examples are 4 steps, 6 are 6; the rate is .5, then .25. In round
+    1 the devices move by -.5 · 4 · 2 = -4 and 0, in round 2 by the rate times the steps times G = (4 ·
+    2) / 10 = .8, -.8 and -1.2: what they find their gradients to be stays 2 and 0."""
+    alone = DriftCorrection(alpha=0.0)
+    local = LocalTraining(2, 2, SGD(0.5), decay=0.5)
+    found = linear_rounds(
+        tmp_path, [2.0, 0.0], [4, 6], 2, local=local, drift="feddc", correct=alone
+    )
+    for drifts in ((-4.0, 0.0), (-4.8, -1.2)):
+        state, seen = next(found)
+        assert (seen["drift0"], seen["drift1"]) == pytest.approx(drifts)
+        assert (seen["own_gradient0"], seen["own_gradient1"]) == pytest.approx((2.0, 0.0))
+        assert state.gradients[0]["weight"].item() == pytest.approx(0.8)
 
 
 def test_the_penalty_draws_back_by_hand(tmp_path: Path) -> None:

@@ -426,7 +426,8 @@ class FedAPTA(CommonParts):
         names = client.layout.params
         trained = trees.pick(carry["local"], names)
         received = trees.pick(carry["model"], names)
-        drift = trees.apply_mask(drifted(carry["drift"], trained, received), mask or {})
+        # 0 where the device has no weight, as all three are.
+        drift = drifted(carry["drift"], trained, received)
         shifted = carry["local"] | trees.map(torch.add, trained, drift)
         last = trees.pick(trained, last_layers(client.layout, self.last))
         give = {
