@@ -156,6 +156,6 @@ def add_known(mean: Average, report: Report, groups: Sequence[ChannelGroup]) -> 
     mask: Mask = {}
     if not is_whole(channels):
         mask = get_shared_mask(groups, get_shapes(values), channels, buffers=True)
-    for name, kept in (head.mask or {}).items():
-        mask[name] = mask[name] & kept if name in mask else kept
+    # The head's own mask is within that of the channels.
+    mask.update(head.mask or {})
     mean.add(values, report.examples, mask or None)

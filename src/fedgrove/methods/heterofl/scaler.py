@@ -7,8 +7,6 @@ that narrow and wide clients have weights of one size.
 
 from __future__ import annotations
 
-import torch
-
 from ...channels.find_groups import find_groups
 from ...core import Carry, Client
 from ...trees import Tree
@@ -17,16 +15,14 @@ from ...trees import Tree
 def find_scales(carry: Carry, client: Client) -> Carry:
     """HeteroFL: add ``carry["scales"]``: by tensor, the factor 1 / s of what makes channels.
 
-    s is the client's share of channels, ``carry["settings"]["share"]``. A layer of which some
-    outputs cannot be removed, as behind a shuffle, is as wide as before and not scaled.
+    s is the client's share of channels, ``carry["settings"]["share"]``. A layer whose outputs
+    cannot be removed, as behind a shuffle, is as wide as before and not scaled.
     """
-    covered: dict[str, torch.Tensor] = {}
+    scales: Tree = {}
+    scale = 1 / carry["settings"]["share"]
     for group in find_groups(client.net):
         for place in group.places_with("filter", "bias"):
-            is_channel = place.index >= 0
-            covered[place.tensor] = covered.get(place.tensor, False) | is_channel
-    scale = 1 / carry["settings"]["share"]
-    scales = {name: scale for name, is_channel in covered.items() if bool(is_channel.all())}
+            scales[place.tensor] = scale
     return {**carry, "scales": scales}
 
 
