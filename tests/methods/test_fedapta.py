@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import federation, make_run, play, remembered, reports, tensors
+from tests.conftest import admitted, federation, make_run, play, remembered, reports, tensors
 from tests.contract import Contract
 from torch import nn
 
@@ -32,7 +32,7 @@ from fedgrove.methods.fedapta.channel_rules import (
     UniformL1,
 )
 from fedgrove.methods.fedapta.drift import DriftCorrection
-from fedgrove.methods.fedapta.method import START, State, origin_of
+from fedgrove.methods.fedapta.method import START, State, origin_of, weights_in_groups
 from fedgrove.methods.fedapta.task_groups import LITERAL, Hdbscan
 from fedgrove.nets import Net, build
 from fedgrove.parts.augment import Augment
@@ -467,6 +467,45 @@ def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
             # Two of four filters, as the ratio says.
             assert int(alive.sum()) <= 2
         assert sorted(state.gradients) == ([0] if drift == "feddc" else [])
+
+
+@pytest.mark.parametrize("drift", ["feddc", "server"])
+def test_zeros_outside_a_sub_model_have_no_sign(drift: str, tmp_path: Path) -> None:
+    """As after a codec: a gradient is -(c + ...), which would make -0.0 of nothing."""
+    method = FedAPTA(ratios=(0.5,), drift=drift, local=LocalTraining(1, 8, SGD(0.1)))
+    run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20, 20))
+    state = run.initial_state
+    for _ in range(2):
+        tasks = plan(run, state)
+        answers = admitted(run, Serial(), tasks)
+        for packets in [task.send for task in tasks] + [report.give for report in answers]:
+            for packet in packets.values():
+                assert packet.mask
+                for name, mask in packet.mask.items():
+                    zeros = packet.values[name][~mask]
+                    assert trees.identical({name: zeros}, {name: torch.zeros_like(zeros)})
+        state = method.fold(state, answers)
+
+
+def test_weights_in_groups_by_hand() -> None:
+    """10 and 30 examples in one group are .5 and 1.5 of their mean, 20 and 20 in another 1 and 1. A
+    device that is in no group yet begins with others at the start: 50 alone."""
+    method = FedAPTA(ratios=(0.0,), drift="feddc", correct=DriftCorrection(weighted=True))
+    state = method.init(start(5))
+    examples = {0: 10, 1: 30, 2: 20, 3: 20, 4: 50}
+    assert weights_in_groups(replace(state, examples=examples)) == pytest.approx(
+        {0: 10 / 26, 1: 30 / 26, 2: 20 / 26, 3: 20 / 26, 4: 50 / 26}
+    )
+    models = {0: FIRST, 1: FIRST}
+    state = replace(state, examples=examples, models=models, groups={0: 0, 1: 0, 2: 1, 3: 1})
+    assert weights_in_groups(state) == pytest.approx({0: 0.5, 1: 1.5, 2: 1.0, 3: 1.0, 4: 1.0})
+    # It is what a device is sent; without examples it is sent 1.
+    sent = [task.settings["weight"] for task in method.plan(state, [0, 1])]
+    assert sent == [0.5, 1.5]
+    state = replace(state, examples=examples | {0: 0})
+    assert method.plan(state, [0])[0].settings["weight"] == 1.0
+    plain = replace(method, correct=DriftCorrection())
+    assert plain.plan(state, [1])[0].settings["weight"] == 1.0
 
 
 def test_what_a_drift_costs_in_bytes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedgrove import trees
 from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.channels.selection import select_first
 from fedgrove.channels.shrink import shrink
-from fedgrove.core import Batch
+from fedgrove.core import Batch, Batches
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
@@ -124,7 +124,7 @@ def test_frozen_norms_keep_theirs() -> None:
 def test_a_round_has_two_exchanges(tmp_path: Path) -> None:
     """After training no statistics have changed; then those of each width are there."""
     method = HeteroFL(widths=(1.0, 0.5))
-    run = make_run(method, tmp_path, net="bn-cnn2", rounds=2, sizes=(20,) * 4, cohort=2)
+    run = make_run(method, tmp_path, net="bn-cnn2", rounds=2, sizes=(20, 9, 30, 14), cohort=4)
     names = run.net.layout.buffers
     rounds = []
     for before, tasks, answers, after in exchanges(run):
@@ -162,6 +162,23 @@ def test_a_width_that_the_cohort_lacks_is_collected_too(tmp_path: Path) -> None:
     # Where the whole model is used, there is one width.
     rolex = FedRolex(widths=(1.0, 0.5, 0.25))
     assert [task.to for task in rolex.plan(state, [0, 3])] == [0, 3]
+
+
+def test_a_client_averages_over_shuffled_batches(tmp_path: Path) -> None:
+    """300 examples are a batch of 256 and one of 44, each counted once, in the order of a shuffle."""
+    run = make_run(HeteroFL(), tmp_path, net="bn-cnn2", sizes=(300,))
+    (task,) = plan(run, replace(run.initial_state, is_trained=True))
+    client = run.client(task, {})
+    found = perform(run, task, {})[0].give[STATISTICS].values
+    expected: Any = None
+    sizes = []
+    for each in client.batches(Batches("train", shuffle=True), 0):
+        sizes.append(len(each.y))
+        values = BatchStatistics()(run.net, run.params, each, {})
+        expected = values if expected is None else trees.map(torch.add, expected, values)
+    assert sizes == [256, 44]
+    for name in run.net.layout.buffers:
+        torch.testing.assert_close(found[name], expected[name] / 2)
 
 
 def test_a_client_with_one_example_sends_what_it_got(tmp_path: Path) -> None:
