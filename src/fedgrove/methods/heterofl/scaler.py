@@ -31,6 +31,7 @@ def scaled_weights(params: Tree, carry: Carry) -> Tree:
 
     A layer is linear in both: its outputs are divided by s, which is the paper's scaler.
 
+    >>> import torch
     >>> w, b = torch.tensor([[3.0]]), torch.tensor([1.0])
     >>> scaled_weights({"w": w, "b": b, "norm": b}, {"scales": {"w": 2 * b[0], "b": 2 * b[0]}})
     {'w': tensor([[6.]]), 'b': tensor([2.]), 'norm': tensor([1.])}
