@@ -154,7 +154,8 @@ class HeteroFL(CommonParts):
                 settings["share"] = share
             if self.masked and state.has_classes:
                 how.append("masked")
-            verb = ":".join(filter(None, ("train", "+".join(how))))
+            # A verb is part of the name of a memory file: no other sign than a hyphen.
+            verb = ":".join(filter(None, ("train", "-".join(how))))
             tasks.append(Task(k, {"model": packet}, settings, verb))
         return tasks
 
