@@ -20,7 +20,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' -e lab
 	touch $@ .venv/core.stamp
 
-## run: training alone, FedAvg, CA-AFP and Grove on built-in data, as a table and a page; words for the command line go into ARGS="..."
+## run: training alone, FedAvg, CA-AFP and Grove on built-in data, as a table and a report; options of fedgrove run go into ARGS="..."
 run: .venv/core.stamp
 	$(BIN)/fedgrove run $(ARGS)
 	@echo 'To type fedgrove commands yourself:  . .venv/bin/activate   (or: make shell)' >&2
@@ -34,7 +34,7 @@ shell: .venv/core.stamp
 	$(BIN)/python -m pip install -q --disable-pip-version-check 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.26'
 	touch $@
 
-## check: style, types, and that the links of all pages lead somewhere
+## check: style, types, and the links of all docs pages
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format -q --check src lab tests examples tools
@@ -63,11 +63,11 @@ docs: .venv/docs.stamp
 	SITE_URL=$(call address,site) REPO_URL=$(call address,repository) \
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-## docs-serve: the site at an address of this machine, built anew when a page changes
+## docs-serve: the site at an address of this machine, rebuilt when a page changes
 docs-serve: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
 
-## bench: what is measured side by side, never a timed test
+## bench: compare the speed of engines; tests never measure speed
 bench: .venv/core.stamp
 	$(BIN)/fedgrove bench engine $(ARGS)
 

@@ -40,7 +40,7 @@ class Contract:
     paper_bytes: float | None = None
     """What its paper counts for the MLP (12, 3) of 5187 parameters, 4 clients, a cohort of 3 and 50
     rounds, worked by hand: 64*12+64 = 832, 64*64+64 = 4160, 3*64+3 = 195; 5056 weights and 131
-    biases. None: it is FedAvg's own function."""
+    biases. None: it has no ``paper_bytes``, or FedAvg's own."""
     refused_with_privacy: str = ""
     """A part of the sentence that refuses ``--privacy``; "": it can run with that."""
     forms_groups_with: Mapping[str, Any] = field(default_factory=dict)
@@ -59,9 +59,23 @@ class Contract:
     """Whether its defaults need a network with norm layers."""
 
 
+def module_of(name: str) -> str:
+    """A method's own test file, as a module."""
+    return f"tests.methods.test_{name.replace('-', '_')}"
+
+
+def advise(name: str, field: str, why: str) -> str:
+    """What to do about a contract that a method does not keep, for a test that fails."""
+    file = module_of(name).replace(".", "/") + ".py"
+    return (
+        f"{name}: {why}. If that is as it should be, set {field} of CONTRACT in {file}; "
+        "tests/contract.py says what each field means."
+    )
+
+
 def contract_of(name: str) -> Contract:
     """The ``CONTRACT`` in a method's own test file."""
-    module = f"tests.methods.test_{name.replace('-', '_')}"
+    module = module_of(name)
     if importlib.util.find_spec(module) is None:
         return Contract()
     found: Contract = getattr(importlib.import_module(module), "CONTRACT", Contract())

@@ -235,7 +235,7 @@ def test_a_failed_temporary_run_leaves_nothing_and_points_to_nothing(
     spoilt = methods.FedAvg(local=LocalTraining(1, 8, SGD(lr=1e30)))
     with pytest.raises(EngineError) as caught:
         api.run(spoilt, data=tiny(), rounds=1, engine="serial")
-    assert str(caught.value).endswith("Nothing was kept: a run that can be resumed needs out=DIR.")
+    assert str(caught.value).endswith("Nothing was kept: to be able to resume a run, give out=DIR.")
     assert list(tmp_path.iterdir()) == []
 
 

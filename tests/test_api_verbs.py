@@ -94,12 +94,12 @@ def test_compare_is_what_the_command_prints(
         assert Path(page.strip()).is_file()
     fg.compare(run, bytes=True).table()
     assert "header" in capsys.readouterr().out
-    with pytest.raises(InputError, match="compare got no run"):
+    with pytest.raises(InputError, match="compare was given no run"):
         fg.compare()
 
 
 def test_load_run_knows_a_sweep(swept: Sweep) -> None:
-    with pytest.raises(InputError, match=r"holds a sweep of 6 runs; load one .*local-s3"):
+    with pytest.raises(InputError, match=r"contains a sweep of 6 runs; load one .*local-s3"):
         fg.load_run(swept.path)
     assert fg.load_run(swept.path / "local-s3").summary["seed"] == 3
 
@@ -111,7 +111,7 @@ def test_cost_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> 
     shape = ["--input", "6", "--net", "mlp", "--classes", "3"]
     assert main(["cost", "fedavg", "ditto", *shape, "--set", "mu=0.5", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    with pytest.warns(UserWarning, match="mu=0.5 is no setting of fedavg"):
+    with pytest.warns(UserWarning, match="mu=0.5 is not a setting of fedavg"):
         rows = fg.cost(["fedavg", "ditto"], input=(6,), net="mlp", classes=3, set={"mu": 0.5})
     assert json.loads(json.dumps(rows)) == printed
     assert fg.cost(methods.FedAvg(), **TINY)["method"] == "fedavg"
@@ -120,9 +120,9 @@ def test_cost_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match=r"argument 'roundz'; did you mean 'rounds'"):
         fg.sweep("fedavg", roundz=3)
-    with pytest.raises(InputError, match="sweep got no method"):
+    with pytest.raises(InputError, match="sweep was given no method"):
         fg.sweep([])
-    with pytest.raises(InputError, match="cost got no method"):
+    with pytest.raises(InputError, match="cost was given no method"):
         fg.cost([])
     with pytest.raises(InputError, match="input came without net and classes"):
         fg.cost("fedavg", input=(6,))

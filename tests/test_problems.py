@@ -490,7 +490,7 @@ def test_a_config_of_before_named_cross_entropy_and_still_loads() -> None:
 
 def test_cross_entropy_is_refused_where_there_are_no_classes(tmp_path: Path) -> None:
     method = methods.FedAvg(objective=CrossEntropy() + Proximal(0.1))
-    with pytest.raises(InputError, match=r"targets of the data are numbers; take ProblemLoss"):
+    with pytest.raises(InputError, match=r"targets of the data are numbers; use ProblemLoss"):
         build(method, data.load("rooms", clients=2), Memory(tmp_path))
 
 
@@ -513,7 +513,7 @@ class InItsWork(methods.FedAvg):
 def test_cross_entropy_in_a_methods_work_is_refused_too(name: str, tmp_path: Path) -> None:
     federation = data.load(name, clients=2)
     kind = federation.problem.name
-    sentence = rf"targets of the data are {kind}; take ProblemLoss"
+    sentence = rf"targets of the data are {kind}; use ProblemLoss"
     with pytest.raises(InputError, match=sentence):
         build(InItsWork(), federation, Memory(tmp_path / "train"))
     # A verb that nobody looks at before the run: its clients say it.

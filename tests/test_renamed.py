@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ from fedgrove import core, renamed
 
 MODULES = renamed.read_tables()["modules"]
 NAMES = renamed.read_tables()["names"]
+FIELDS = renamed.read_tables()["fields"]
 
 
 @pytest.mark.parametrize("old", sorted(MODULES))
@@ -60,7 +63,39 @@ def test_old_names_of_the_package() -> None:
         _ = fedgrove.Infos
 
 
+@pytest.mark.parametrize(
+    ("home", "old"), [(home, old) for home, fields in FIELDS.items() for old in fields]
+)
+def test_old_fields_of_methods_and_parts(home: str, old: str) -> None:
+    module, _, name = home.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    entry = FIELDS[home][old]
+    assert renamed.find_new_field(cls, old) == entry["name"]
+    assert entry["name"] in {field.name for field in dataclasses.fields(cls)}
+    assert old not in {field.name for field in dataclasses.fields(cls)}
+    for value, new in entry["values"].items():
+        with pytest.warns(DeprecationWarning, match=f"{name}.{old} = {value} is now"):
+            assert renamed.rename_field(cls, old, value) == (entry["name"], new)
+    assert renamed.find_new_field(core.Give, old) is None
+
+
 def test_an_old_argument() -> None:
     with pytest.warns(DeprecationWarning, match="holds= of Give is now expected="):
         give = core.Give(lambda carry, client: core.Outcome(), holds=core.expected_no_packets)
     assert give.expected is core.expected_no_packets
+
+
+def test_the_tables_are_not_read_before_an_old_name_is_used() -> None:
+    # Modules that are missing everywhere are looked for too, as org.python by the module copy.
+    code = """
+import importlib.util
+import fedgrove
+from fedgrove import renamed
+from fedgrove.errors import InputError
+fedgrove.WireError
+assert importlib.util.find_spec("no_such_module") is None
+assert renamed.read_tables.cache_info().misses == 0
+fedgrove.Info
+assert renamed.read_tables.cache_info().misses == 1
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)

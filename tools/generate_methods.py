@@ -70,13 +70,22 @@ class About(NamedTuple):
 
 def about(name: str) -> About:
     """The facts in a method's docstring."""
-    docstring = inspect.getdoc(sys.modules[methods.find(name).__module__]) or ""
+    module = sys.modules[methods.find(name).__module__]
+    docstring = inspect.getdoc(module) or ""
     facts = []
+    missing = []
     for fact in FACTS:
         match = re.search(rf"^- {fact}: ((?:.|\n  )+?)\.?$(?!\n  )", docstring, re.MULTILINE)
         if match is None:
-            raise SystemExit(f"the docstring of {name} has no line '- {fact}: ...'")
-        facts.append(" ".join(match[1].split()).replace("``", "`"))
+            missing.append(f"'- {fact}: ...'")
+        else:
+            facts.append(" ".join(match[1].split()).replace("``", "`"))
+    if missing:
+        file = Path(inspect.getfile(module)).name
+        raise SystemExit(
+            f"the docstring at the top of {file} has no line {', '.join(missing)}; "
+            "src/fedgrove/methods/fedavg.py shows how it ends"
+        )
     return About(*facts)
 
 
@@ -85,7 +94,7 @@ def page_of(name: str) -> Path:
     for path in (Path("papers") / f"{name}.md", Path(f"{name}.md")):
         if (DOCS / path).exists():
             return path
-    raise SystemExit(f"{name} has no page: write docs/papers/{name}.md")
+    raise SystemExit(f"{name} has no page: write docs/papers/{name}.md, as docs/papers/fedavg.md")
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
@@ -175,7 +184,10 @@ def settings_table() -> str:
             if field.name in COMMON or not is_settable:
                 continue
             if field.name not in meanings:
-                raise SystemExit(f"{name} has a field '{field.name}' without a docstring below it")
+                raise SystemExit(
+                    f"{name} has a field '{field.name}' without a docstring below it, which says "
+                    "in the docs what it means"
+                )
             meaning = meanings[field.name].replace("|", "\\|")
             default = as_typed(getattr(method, field.name))
             rows.append(f"| `{name}` | `{field.name}` | {meaning} | `{default}` |")

@@ -117,10 +117,11 @@ find_old_modules()
 def __getattr__(name: str) -> Any:
     # Lazy names cannot be plain imports: a module's own __getattr__ is called only for names that
     # it does not have yet.
-    if name in read_tables()["names"]["fedgrove.core"]:
-        importlib.import_module(".core", __name__)
-        return find_renamed(f"{__name__}.core", name)
     if name not in __all__:
+        # The nouns under their old names are looked up where they are defined.
+        if name in read_tables()["names"]["fedgrove.core"]:
+            importlib.import_module(".core", __name__)
+            return find_renamed(f"{__name__}.core", name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)

@@ -97,6 +97,7 @@ def rerun(options: RerunOptions) -> Result:
 
 
 def _run(experiment: Experiment, federations: Federations, options: RunOptions) -> Result:
+    """Train one experiment, or a small version of it for a smoke test."""
     if options.smoke:
         experiment = make_smaller(experiment, federations)
     return train_experiment(
@@ -187,6 +188,7 @@ def _train_in_scratch(
 
 
 def _plan(experiment: Experiment, path: Path, federations: Federations, progress: bool) -> Plan:
+    """Plan an experiment while a status line shows that its data are read."""
     with show_status("reading the data", quiet=not progress):
         return plan(experiment, path, federations)
 
@@ -260,13 +262,13 @@ def _finish(
 
     def resume_hint() -> str:
         if is_temporary:
-            return "Nothing was kept: a run that can be resumed needs out=DIR."
+            return "Nothing was kept: to be able to resume a run, give out=DIR."
         how = how_to_resume(planned.config, folder.path)
         if not folder.path.is_dir():
             # How many rounds are saved is written there.
             return how
         if planned.run.federation.elsewhere:
-            how = "start the app again, with the same folder, to go on."
+            how = "to continue, start the app again with the same folder."
         return f"{folder.rounds_saved()} of {rounds} rounds are saved; {how}"
 
     try:
@@ -313,7 +315,7 @@ def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = Fa
     if (Path(path) / SWEEP_FILE).is_file():
         names = list(sweeps.read(path)["members"])
         raise InputError(
-            f"{path} holds a sweep of {len(names)} runs; load one of them, as "
+            f"{path} contains a sweep of {len(names)} runs; load one of them, such as "
             f"{str(Path(path) / names[0])!r}, or show all of them: fedgrove.compare."
         )
     folder = RunFolder.open(Path(path))
@@ -327,7 +329,9 @@ def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = Fa
     named = str(read_run_table(folder.config).get("net", ""))
     is_given_again = named.startswith("<")
     if net is not None and not is_given_again:
-        raise InputError(f"the run's net is {named}, which is made again by name; leave net= out.")
+        raise InputError(
+            f"the run's net is {named}, which is built again from its name; leave net= out."
+        )
     trusted = named if trust and not is_given_again else None
     return Result(summary, folder, net if is_given_again else trusted)
 
@@ -335,11 +339,11 @@ def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = Fa
 def compare(*runs: str | Path | Result | RunFolder | Sweep, bytes: bool = False) -> Comparison:
     """Runs side by side, as ``fedgrove compare``: ``.table()`` prints them, ``.rows`` holds them.
 
-    Results and run folders, finished or not; a sweep stands for all its runs, and is also compared
-    over seeds. With ``bytes``, what was sent and what it was spent on.
+    Results and run folders, finished or not; a sweep means all its runs, and is also compared over
+    seeds. With ``bytes``, what was sent and what it was spent on.
     """
     if not runs:
-        raise InputError("compare got no run; give results or run folders, one or more.")
+        raise InputError("compare was given no run; give one or more results or run folders.")
     paths = []
     for run in runs:
         if isinstance(run, Result):
@@ -403,5 +407,6 @@ def train_grid(
 
 
 def _warn(sentence: str) -> None:
+    """Warn at the line that called :func:`cost`."""
     # At the line of the caller of `cost`.
     warnings.warn(sentence, UserWarning, stacklevel=6)

@@ -57,11 +57,14 @@ TaskSettings = Mapping[str, float | Sequence[float]]
 
 RESERVED = {
     "settings": "the task's numbers",
-    "client": "a client's own labels and its task",
+    "client": "a client's personal labels and its task",
     "aux": "what objectives keep from step to step",
-    "own": "the model that fine-tuning leaves with a client",
+    "own": "the model of a client after fine-tuning",
 }
 """Reserved names in the carry: no packet and no memory of a method may use them."""
+OPTIMISER_PREFIX = "optimiser."
+"""A client keeps optimiser states from round to round in trees whose names begin with this
+(:class:`fedgrove.parts.local.LocalTraining`, ``keep_state``). No method sees these trees."""
 
 
 def check_names(names: Iterable[str], what: str) -> None:
@@ -77,8 +80,13 @@ def check_names(names: Iterable[str], what: str) -> None:
     for name in names:
         if name in RESERVED:
             raise InputError(
-                f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; "
-                "give it another name."
+                f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; give it "
+                "a different name."
+            )
+        if name.startswith(OPTIMISER_PREFIX):
+            raise InputError(
+                f"the method calls {what} {name!r}, and names that begin with "
+                f"{OPTIMISER_PREFIX!r} are reserved for optimiser states; give it another name."
             )
         # The carry keeps the mask of packet p under this name.
         if name.endswith(".mask") and what == "a packet":
@@ -167,7 +175,7 @@ class Lost:
 LOST_REASONS = {
     "crashed": "the client's work ended with an error",
     "diverged": "a weight or a loss that the client keeps became infinite or not a number",
-    "died": "the client's worker process ended twice, or its machine is gone",
+    "died": "the client's worker process ended twice, or its machine cannot be reached",
     "late": "no answer within --timeout, or within --deadline on the virtual clock",
     "unreadable": "the reply could not be read",
     "unanswered": "the engine gave no answer",
@@ -425,6 +433,10 @@ class Train:
     differentiate: bool = False
     """Whether the gradient is taken through ``at`` by the chain rule, as for scores that define a
     mask."""
+    project: Callable[[Tree, Carry], Tree] | None = None
+    """Replace the parameters by ``project(params, carry)`` before every step, for example to set
+    the pruned ones to 0. Must be pure, and compare equal in every run, as ``at``. After the last
+    step the parameters stay as the step left them."""
     whole: tuple[str, ...] = ()
     """Trees of the carry that keep their full width if the mask removes whole channels. All other
     trees are narrowed with the network. For example a teacher's, which ``out.whole`` runs."""
@@ -475,6 +487,8 @@ class Outcome:
     give: Mapping[str, Packet] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, Tree] = field(default_factory=dict)
+    states: Mapping[str, Tree] = field(default_factory=dict)
+    """Optimiser states that the client keeps; the engine fills them in."""
 
 
 @dataclass(frozen=True)
@@ -531,11 +545,13 @@ class Give:
     f: Callable[[Carry, Client], Outcome]
     expected: Callable[[Task, Net], ExpectedReport] = expected_as_sent
     holds: InitVar[Callable[[Task, Net], ExpectedReport] | None] = None
-    """The old name of ``expected``; goes with the next release (:mod:`fedgrove.renamed`)."""
+    """The old name of ``expected``; to be removed in the next release (:mod:`fedgrove.renamed`)."""
 
     def __post_init__(self, holds: Callable[[Task, Net], ExpectedReport] | None) -> None:
         if holds is not None:
-            message = "holds= of Give is now expected=; the old name goes with the next release."
+            message = (
+                "holds= of Give is now expected=; the old name will be removed in the next release."
+            )
             warnings.warn(message, DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "expected", holds)
 
@@ -591,7 +607,7 @@ class Setup:
             len(self.clients) <= MOST_AT_ONCE,
             "clients",
             len(self.clients),
-            f"at most {MOST_AT_ONCE} with a method that {why}; take another method, or fewer "
+            f"at most {MOST_AT_ONCE} with a method that {why}; use a different method, or fewer "
             "clients",
         )
         return tuple(sorted(self.clients))
@@ -736,6 +752,21 @@ class WithServerTraining(Protocol[S]):
 
     def train_server(self, state: S, server: Server) -> S:
         """Return the next state, with the same round. Must be pure."""
+
+
+@runtime_checkable
+class WithChangingDevices(Protocol[S]):
+    """A method whose server updates what it knows about devices during the run."""
+
+    def follow_devices(self, state: S, clients: Mapping[int, ClientInfo]) -> S:
+        """Return the state for an exchange that is about to begin, with the same round.
+
+        It is called before every ``plan`` of a run with a bandwidth trace. Must be pure.
+
+        Args:
+            state: The current state.
+            clients: What the server now knows about the clients whose bandwidth may change.
+        """
 
 
 @runtime_checkable

@@ -89,7 +89,7 @@ class UnknownMask(WireError):
 
 
 class UnexpectedTensors(WireError):
-    """Bytes contain other tensors than their reader expects."""
+    """Bytes contain tensors other than those that their reader expects."""
 
 
 class UnexpectedReport(WireError):
@@ -166,7 +166,7 @@ class Refusals:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Collect a refusal in place of passing it on."""
+        """Collect a refusal instead of raising it."""
         try:
             yield
         except InputError as error:
@@ -376,6 +376,18 @@ def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
     if len(start) > most or len(text) > 2 * most:
         cleaned += " ..."
     return cleaned
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's error, to be quoted in a sentence.
+
+    >>> first_line(ValueError("no such shape: (2, 3)\\nwhile tracing"))
+    'no such shape: (2, 3)'
+    >>> first_line(ValueError())
+    'no reason given'
+    """
+    text = str(error).strip() or "no reason given"
+    return text.splitlines()[0]
 
 
 def not_a_run(path: Path) -> InputError:

@@ -111,7 +111,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             raise InputError(f"{type(self).__name__} is not fitted yet; call fit(X, y) first.")
 
     def _each(self, x: Any, groups: Any, ask: str) -> Array:
-        """What each example's own model says; without groups, what the model of all says."""
+        """What each example's own model predicts; without groups, the prediction of the shared
+        model."""
         self._check_fitted()
         rows = np.asarray(x)
         if groups is None:
@@ -141,7 +142,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     """Classes of examples that belong to clients, by any method.
 
     ``fit(X, y, groups=clients)`` trains a federation whose clients are the groups; without groups
-    examples are dealt out at random. ``predict(X, groups=...)`` asks each client's own model;
+    examples are distributed at random. ``predict(X, groups=...)`` asks each client's own model;
     without groups the model that all share, where the method has one. X is raw, (n, F), (n, C, L)
     or (n, C, H, W).
 
@@ -167,8 +168,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         # Classes may be floats, but then each is there more often than once.
         if targets.dtype.kind == "f" and len(self.classes_) > len(targets) / 2:
             raise InputError(
-                f"y holds {len(self.classes_)} different numbers in {len(targets)} examples, which "
-                "are no classes; to predict numbers take fedgrove.FederatedRegressor."
+                f"y contains {len(self.classes_)} different numbers in {len(targets)} examples, "
+                "which are not classes; to predict numbers use fedgrove.FederatedRegressor."
             )
         # By number, so that what is predicted has the type that was given, floats too.
         numbers = np.searchsorted(self.classes_, targets)

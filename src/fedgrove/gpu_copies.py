@@ -116,7 +116,7 @@ def find_row(vector: Tensor) -> tuple[Tensor, int] | None:
 
     Returns:
         All rows of the stack, cut to the columns that the vector spans, and the number of its row;
-        None if the vector is no part of one row.
+        None if the vector is not part of one row.
     """
     owner = _find_owner(vector)
     values = _find_current(owner, vector)
@@ -136,7 +136,7 @@ def stack_rows(leaves: Sequence[Tensor]) -> Tensor | None:
     the same, with one kernel per leaf.
 
     Returns:
-        The stacked copies, or None if the leaves are no such columns.
+        The stacked copies, or None if the leaves are not such columns.
     """
     first = leaves[0]
     owner = first._base
@@ -202,7 +202,7 @@ def read_on(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _find_owner(tensor: Tensor) -> Tensor:
-    """Return the tensor whose memory a view shows; the tensor itself if it is no view."""
+    """Return the tensor whose memory a view shows; the tensor itself if it is not a view."""
     return tensor if tensor._base is None else tensor._base
 
 

@@ -44,6 +44,7 @@ RESERVED_NAMES = (
 
 
 def _mean(sums: MetricSums) -> float:
+    """Return the mean of a metric from its sums."""
     return sums["value"] / sums["total"]
 
 
@@ -79,7 +80,7 @@ class Metric:
         is_word = is_text and self.name.replace("-", "").replace("_", "").isalnum()
         check(is_word, "name of the metric", self.name, allowed)
         is_reserved = self.name in RESERVED_NAMES or self.name.startswith("bytes")
-        allowed = "another name: summaries use this one for something else"
+        allowed = "a different name: summaries use this one for something else"
         check(not is_reserved, "name of the metric", self.name, allowed)
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor, marks: Tree | None = None) -> Tree:
@@ -91,7 +92,7 @@ class Metric:
             if name in numbers:
                 raise InputError(
                     f"the metric {self.name} returns a number called {name}, which the library "
-                    "computes itself; choose another name."
+                    "computes itself; choose a different name."
                 )
         sums = {}
         for name, number in numbers.items():
@@ -523,7 +524,7 @@ def check_has_classes(problem: AnyProblem) -> None:
     if not any(each.kind == "classes" for each in problems):
         raise InputError(
             f"the targets of the data are {problem.name}, and the method needs classes; choose "
-            "data with classes, or another method, such as fedavg."
+            "data with classes, or a different method, such as fedavg."
         )
 
 

@@ -213,7 +213,7 @@ def test_a_net_that_cannot_be_followed_says_so() -> None:
 
     with pytest.raises(
         InputError,
-        match="channels of Odd could not be followed, ValueError: not like this; write its",
+        match="channels of Odd could not be traced, ValueError: not like this; write its",
     ):
         assert find_groups(Net(Odd(), (2,)))
 
@@ -295,7 +295,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match=r"'a' is \(3,\); it must be \(2,\)"):
         groups.expand_channels(GROUPS, SHAPES, {"a": torch.tensor([T, T, T])})
     with pytest.raises(
-        InputError, match="all 2 channels of group 'a' are to be removed; at least one must stay"
+        InputError, match="all 2 channels of group 'a' would be removed; at least one must be kept"
     ):
         groups.expand_channels(GROUPS, SHAPES, {"a": torch.tensor([F, F])})
 

@@ -59,7 +59,7 @@ def test_gamma_is_the_mean_over_the_norms_of_a_stream() -> None:
 
 def test_gamma_needs_norms() -> None:
     with pytest.raises(
-        InputError, match="no norm layers behind its channels; score them by FilterL1"
+        InputError, match="no norm layers after its channels; score them by FilterL1"
     ):
         Gamma()(PARAMS, (UP,))
 

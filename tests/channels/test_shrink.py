@@ -187,7 +187,8 @@ def test_at_least_one_channel_stays() -> None:
     whole = make_channel_mask(net, {"fc1": torch.ones(7).bool()})
     none = {k: torch.zeros_like(m) for k, m in whole.items()}
     with pytest.raises(
-        InputError, match="all 7 channels of group 'fc1' are to be removed; at least one must stay"
+        InputError,
+        match="all 7 channels of group 'fc1' would be removed; at least one must be kept",
     ):
         shrink.shrink(net, net.params(), none)
     thin = find_small_net(net, none)  # an engine keeps one, masked

@@ -115,7 +115,9 @@ def test_what_the_user_asked_for_is_tried_though_it_be_idle() -> None:
 def test_a_method_says_itself_what_it_cannot() -> None:
     names, left_out = tried(data="rooms")
     assert "adfedwcp" not in names
-    assert left_out["adfedwcp"].startswith("adfedwcp weighs layers by imprinting, which needs cl")
+    assert left_out["adfedwcp"].startswith(
+        "adfedwcp measures the importance of layers by imprinting, which needs cl"
+    )
     assert "fedavg" in names
 
 

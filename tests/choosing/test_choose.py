@@ -141,7 +141,7 @@ def test_the_same_call_goes_on_and_trains_nothing_twice(chosen: Choice) -> None:
     assert kept == chosen.found["hindsight"]
     assert again.found["hindsight"] == kept
     assert (chosen.path / "first" / "local-s0" / "summary.json").stat().st_mtime_ns == stamp
-    with pytest.raises(InputError, match="holds another choice"):
+    with pytest.raises(InputError, match="contains a different choice"):
         fg.choose(**TINY, out=chosen.path)
 
 
@@ -153,7 +153,7 @@ def test_a_choice_whose_full_run_is_damaged(chosen: Choice, tmp_path: Path, caps
     again = fg.choose(**TINY, budget="60kB", hindsight=True, out=out)
     again.table()
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"Take {chosen.pick}" in printed
+    assert f"Use {chosen.pick}" in printed
     assert f"{chosen.pick} failed in full: " in printed
     assert list(again.found["hindsight"]["failed"]) == [chosen.pick]
 
@@ -178,7 +178,7 @@ def test_hindsight_survives_an_interruption(
 def test_the_page_shows_validation_scores(chosen: Choice) -> None:
     assert chosen.path is not None
     page = (chosen.path / "report.html").read_text()
-    assert f"Take {chosen.pick}" in page
+    assert f"Use {chosen.pick}" in page
     assert "All scores on this page are on validation data" in page
     dropped = [row["method"] for row in chosen.rows if not row["went_on"]]
     assert ("Tried on one seed, and not on this page" in page) == bool(dropped)
@@ -204,7 +204,7 @@ def test_the_table(chosen: Choice, capsys: Any, monkeypatch: Any) -> None:
     chosen.table()
     out = capsys.readouterr().out
     assert f"{chosen.pick} *" in out
-    assert "Take " in out
+    assert "Use " in out
     assert "the best in hindsight" in " ".join(out.split())
     assert chosen.command in out
     table = [line for line in out.splitlines() if not line.startswith("fedgrove run")]
@@ -253,11 +253,11 @@ def test_other_data_made_in_python_are_another_choice(tmp_path: Path) -> None:
     fg.choose(**{**words, "data": arrays(0)})
     fg.choose(**{**words, "data": arrays(0)})
     for data in (arrays(0.5), fg.load(arrays(0.5), validation=0.2)):
-        with pytest.raises(InputError, match="another"):
+        with pytest.raises(InputError, match="a different"):
             fg.choose(**{**words, "data": data})
-    with pytest.raises(InputError, match="another data set or net that was made in Python"):
+    with pytest.raises(InputError, match="a different data set or net that was made in Python"):
         fg.choose(**{**words, "data": arrays(0.5)})
-    with pytest.raises(InputError, match="another data set or net that was made in Python"):
+    with pytest.raises(InputError, match="a different data set or net that was made in Python"):
         fg.choose(**{**words, "data": arrays(0), "net": torch.nn.Linear(4, 2)})
 
 
@@ -279,7 +279,7 @@ def test_what_the_sentence_says() -> None:
 
     asked: Any = Asked()
     far = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.6, 3e6)], Scores())
-    assert far.startswith("Take a: 81.0 % on validation data after 10 of 40 rounds; a client sends")
+    assert far.startswith("Use a: 81.0 % on validation data after 10 of 40 rounds; a client sends")
     assert "of a budget of 8 MB" in far
     assert "20.0 ± 0.0 points ahead of b" in far
     assert "which is clear." in far
@@ -291,10 +291,10 @@ def test_what_the_sentence_says() -> None:
     assert "20.0 ± 0.0 points ahead of b (paired over 3 clients of one seed); one seed: not" in sure
     assert "clear" not in sure
     near = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.8, 1e5)], Scores())
-    assert "either may be the better" in near
+    assert "either may be better" in near
     assert "b is within the noise of it and takes 100 kB" in near
     rising = sentence(asked, [made("a", 0.8, 1), made("b", 0.7, 1, 5, 0.6)], Scores())
-    assert "b was still gaining when its trial ended" in rising
+    assert "b was still improving when its trial ended" in rising
     assert select_promising([made("a", 0.8, 1), made("b", 0.7, 1)], 40) == ["a", "b"]
 
 

@@ -95,6 +95,18 @@ def test_doctor_says_what_works(
     assert "which is not a folder" in said(capsys, "doctor")
 
 
+def test_help_describes_arguments_once_and_cuts_no_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listed = said(capsys, "--help").partition("Commands:")[2]
+    assert "..." not in listed
+    assert "..." not in said(capsys, "bench", "--help").partition("Commands:")[2]
+    for command, sentence in (("list", "What to list."), ("new", "The folder to create.")):
+        out = said(capsys, command, "--help")
+        assert out.lower().count("arguments:") == 1
+        assert sentence in out
+
+
 def test_help_names_the_commands_and_their_words(capsys: pytest.CaptureFixture[str]) -> None:
     for args in ([], ["--help"]):
         out = said(capsys, *args)

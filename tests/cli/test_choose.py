@@ -41,7 +41,7 @@ def test_a_table_a_sentence_and_a_command(here: Path, capsys: pytest.CaptureFixt
     words = [*SMALL, "--methods", "local, fedavg", "--rounds", "4", "--seeds", "2"]
     assert main(["choose", *words, "--trial", "2", "--finetune", "0", "--engine", "serial"]) == 0
     out, err = capsys.readouterr()
-    assert "Take " in out
+    assert "Use " in out
     assert "paired over 6 clients of all seeds" in out
     assert "8 rounds, 50 % of the 16" in " ".join(out.split())
     assert "runs/choose-digits" in out
@@ -117,7 +117,9 @@ def test_other_files_are_not_touched(here: Path, capsys: pytest.CaptureFixture[s
     (here / "mine").mkdir()
     (here / "mine" / "thesis.txt").write_text("years of work")
     said = refused(capsys, *SMALL, "--out", "mine", beside=1)
-    assert said == "mine holds other files, and nothing is overwritten; give another.\n"
+    assert (
+        said == "mine contains other files, and nothing is overwritten; give a different folder.\n"
+    )
     assert [path.name for path in (here / "mine").iterdir()] == ["thesis.txt"]
 
 
@@ -133,7 +135,7 @@ def test_an_interruption_says_how_to_go_on(here: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (
-        "Interrupted. What is trained is kept; to continue, repeat the command with --out mine"
+        "Interrupted. Finished training is kept; to continue, repeat the command with --out mine"
         in err
     )
 

@@ -84,7 +84,7 @@ def test_a_sweep_on_devices_is_continued_only_with_the_same_files(
     Path("devices.csv").write_text(PROFILE.replace("0,5,40", "0,6,40"))
     capsys.readouterr()
     assert main(words) == 2
-    assert "all holds another sweep or other files" in capsys.readouterr().err
+    assert "all contains a different sweep or other files" in capsys.readouterr().err
     assert main(["resume", "all"]) == 2
     assert "devices.csv has changed since the run was started" in capsys.readouterr().err
 

@@ -70,9 +70,9 @@ def test_the_sentence_by_hand() -> None:
     # grove: (90 + 70) / 2 = 80, bytes (4 + 2) / 2 = 3 of 200; ca-afp: (90 + 80) / 2 = 85, bytes
     # (120 + 80) / 2 = 100 of 200
     assert describe_gain(runs) == (
-        "Before fine-tuning, grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % and "
-        "training alone 50.0 %, with 1.5 % of fedavg's bytes (ca-afp: 50 %); sizes of the groups "
-        "it found: 8/8, 16."
+        "Before fine-tuning, grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % "
+        "and training alone 50.0 %, with 1.5 % of fedavg's bytes (ca-afp: 50 %); sizes of the "
+        "groups it found: 8/8, 16."
     )
 
 

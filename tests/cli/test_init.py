@@ -81,7 +81,7 @@ def test_a_table_says_what_starts_from_scratch_where_the_paper_does_not(
     method: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No column does: all runs are alike in it."""
-    said = f"{method} started from scratch, its paper from trained weights: no init= was given"
+    said = f"{method} started from scratch, but its paper starts from trained weights: no init= was given"
     for name in (method, "fedavg"):
         summary_of(capsys, "run", name, *WORDS, *NET, "--out", name)
     assert main(["compare", method, "fedavg"]) == 0
@@ -132,7 +132,7 @@ def test_the_body_goes_to_other_classes(here: Path, capsys: pytest.CaptureFixtur
     assert main([*words, "--init", MODEL, "--out", "mine"]) == 2
     sentence = capsys.readouterr().err
     assert "'head.weight' is (10, 32) and in the net (3, 32)" in sentence
-    assert f"to take all but the head, give {MODEL}:body." in sentence
+    assert f"to load everything except the head, give {MODEL}:body." in sentence
     assert not Path("mine").exists()
     summary = summary_of(capsys, *words, "--init", f"{MODEL}:body", "--out", "mine")
     assert summary["init"] == f"{MODEL}:body"

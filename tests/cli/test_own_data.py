@@ -87,6 +87,6 @@ def test_the_command_without_a_label_says_which_columns_there_are(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "fedavg", "--data", "users/"]) == 2
-    assert "has the columns t, ax, ay, az, activity; say which" in capsys.readouterr().err
+    assert "has the columns t, ax, ay, az, activity; give the one" in capsys.readouterr().err
     assert main(["run", "fedavg", "--data", "user/", "--label", "activity"]) == 2
     assert "there is no file or folder 'user'" in capsys.readouterr().err

@@ -171,6 +171,43 @@ def test_a_wrong_part_is_a_sentence(here: Path, capsys: pytest.CaptureFixture[st
     assert "by is 'Thrice'; it must be one of Constant, Twice." in capsys.readouterr().err
 
 
+HALF = """
+from dataclasses import dataclass
+
+from fedgrove.methods import FedAvg
+from fedgrove.parts.objective import Objective
+
+
+class Plain(Objective):
+    def __call__(self, out, params, batch, carry):
+        return 0, {}
+
+
+@dataclass(frozen=True)
+class Unwritten(Objective):
+    share: float = 0.1
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("objective=Plain", "'Plain', a class without @dataclass(frozen=True); it must be one of"),
+        ("objective=Unwritten", "objective is 'Unwritten', a class without __call__; write it"),
+    ],
+)
+def test_a_class_that_is_no_part_yet_is_a_sentence(
+    setting: str, sentence: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "own/half.py").write_text(f"{HALF}\n# {here}\n")
+    assert main(["run", "own/half.py:Mine", *SMALL, "--set", setting]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_show_cost_and_compare(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "own/mine.py:Mine:double"]) == 0
     shown = capsys.readouterr().out
@@ -292,6 +329,8 @@ BROKEN = {
     "has the functions",
     "own/thawed.py:Mine": "own/thawed.py:Mine can be changed; write @dataclass(frozen=True)",
     "own/plain.py:Mine": "own/plain.py:Mine is not a dataclass; a method is a class under",
+    "own/heir.py:Heir": "own/heir.py:Heir has a field 'by' and is no dataclass itself; "
+    "write @dataclass(frozen=True)",
     "own/unfolded.py:Mine": "own/unfolded.py:Mine has no fold; a method has the functions init, "
     "deliver, plan, fold and work",
     "own/homeless.py:Mine": "own/homeless.py:Mine has no field 'local'; write in the class: "
@@ -305,6 +344,7 @@ BROKEN = {
 CHANGES = {
     "thawed": ("@dataclass(frozen=True)\nclass Mine", "@dataclass\nclass Mine"),
     "plain": ("@dataclass(frozen=True)\nclass Mine", "class Mine"),
+    "heir": ("PRESETS =", "class Heir(Mine):\n    by: Shift = Constant(2.0)\n\n\nPRESETS ="),
     "unfolded": ("def fold", "def unfold"),
     "homeless": ("    local: LocalTraining | None = None\n", ""),
     "wordless": ("    codec: Codec = Dense()\n", ""),

@@ -36,7 +36,10 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --set lr=-1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --lr -1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --epochs 0", "local.epochs is 0; it must be 1 or more."),
-        ("run ditto --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
+        (
+            "run ditto --set nosuch=1",
+            "there is no setting of ditto 'nosuch'. There are: codec, ",
+        ),
         (
             "run adfedwcp --dry-run --set pull.origin=nowhere",
             "there is no setting of adfedwcp 'pull.origin'",
@@ -58,27 +61,30 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ),
         (
             "run adfedwcp --dry-run --set objective=GammaDistance",
-            "the objective is GammaDistance(), which learns nothing from the targets: it is only "
-            "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, objective "
-            f"must be {' or '.join(LOSSES)}.",
+            "the objective is GammaDistance(), which does not use the targets: it can only be "
+            "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, "
+            f"objective must be {' or '.join(LOSSES)}.",
         ),
-        ("run fedmask --set objective=GammaL1", "the objective is GammaL1(), which learns nothing"),
-        ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which learns "),
-        ("run fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        (
+            "run fedmask --set objective=GammaL1",
+            "the objective is GammaL1(), which does not use the targets",
+        ),
+        ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which does not "),
+        ("run fedavg --set objective=Proximal", "the objective is Proximal(), which does not "),
         ("run fedavg --set objective=AnnealedPull", "the objective is AnnealedPull(), which "),
         (
             "cost fedavg --set objective=Proximal --net mlp --input 4 --classes 2",
-            "the objective is Proximal(), which learns ",
+            "the objective is Proximal(), which does not ",
         ),
-        ("sweep fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        ("sweep fedavg --set objective=Proximal", "the objective is Proximal(), which does not "),
         (
             "run adfedwcp --set objective=MutualDistillation",
-            "the objective has MutualDistillation, which is fedkd's own: clients of other methods "
-            f"lack what it needs. With --set, objective must be {' or '.join(LOSSES)}.",
+            "the objective has MutualDistillation, which belongs to fedkd: clients of other methods "
+            f"do not have what it needs. With --set, objective must be {' or '.join(LOSSES)}.",
         ),
         (
             "run fedmask --set objective=LogitCalibration",
-            "the objective has LogitCalibration, which is fedlc's own: ",
+            "the objective has LogitCalibration, which belongs to fedlc: ",
         ),
         (
             "run fedavg --set objective=None",
@@ -189,7 +195,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("paper --table 2", "NAME is missing; see: fedgrove paper --help"),
         (
             "paper ca-afp",
-            "neither --table nor --figure was given; ca-afp has --table 1, 2, 3, 4 and --figure 2, 3, 4.",
+            "neither --table nor --figure was given; ca-afp has --table 1, 2, 3, 4 and --figure "
+            "2, 3, 4.",
         ),
         (
             "paper ca-afp --table 7",
@@ -275,5 +282,5 @@ def test_files_that_are_nowhere_are_named(
     monkeypatch.delenv("FEDGROVE_DATA", raising=False)
     assert main(["run", "--data", "uci-har"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedgrove: uci-har was not found: looked for ")
+    assert line.startswith("fedgrove: uci-har was not found: searched for ")
     assert "FEDGROVE_DATA or --data-dir" in line

@@ -36,7 +36,7 @@ def test_the_page_of_a_run_again(here: Path, capsys: pytest.CaptureFixture[str])
     page.unlink()
     assert main(["report", str(here / "local")]) == 0
     assert capsys.readouterr().out == f"Page: {page}\n"
-    # By now fedavg is beside it.
+    # By now fedavg is next to it.
     assert "where fedavg gives" in page.read_text()
     assert main(["report", str(here / "local"), "--out", "mine.html"]) == 0
     assert Path("mine.html").is_file()

@@ -64,12 +64,12 @@ def test_what_is_wrong_together_is_refused_with_its_path(
 def test_cost_says_which_methods_have_no_such_setting(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "k=8", "--set", "lr=0.1", "--clients", "4", "--rounds", "1"]
     assert main(["cost", "adfedwcp", "fedwcp", "fedavg", *words]) == 0
-    assert capsys.readouterr().err == "fedgrove: k=8 is no setting of adfedwcp, fedavg.\n"
+    assert capsys.readouterr().err == "fedgrove: k=8 is not a setting of adfedwcp, fedavg.\n"
     # With a part that has such a field, adfedwcp takes it.
     fixed = ["--set", "allocation=Fixed"]
     assert main(["cost", "adfedwcp", "fedwcp", *fixed, *words, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == "fedgrove: allocation=Fixed is no setting of fedwcp.\n"
+    assert err == "fedgrove: allocation=Fixed is not a setting of fedwcp.\n"
     adaptive, plain = json.loads(out)
     assert adaptive["bytes_paper"] == plain["bytes_paper"]
 

@@ -191,7 +191,7 @@ def test_the_same_command_and_resume_on_what_is_finished(
     assert main([*words[:3], "3", *words[4:]]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("fedgrove: s holds another sweep")
+    assert err.startswith("fedgrove: s contains a different sweep")
 
 
 def test_a_dry_run_makes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_a_dry_run_makes_nothing(here: Path, capsys: pytest.CaptureFixture[str])
         ),
         (["fedavg", "--seeds", "0"], "--seeds is 0; "),
         (["fedavg", "--seeds", "1,-2"], "--seeds is '1,-2'"),
-        (["fedavg", "--seeds", "4,4"], "the sweep holds fedavg-s4 twice"),
+        (["fedavg", "--seeds", "4,4"], "the sweep contains fedavg-s4 twice"),
         (["fedavg", "--set", "mu=1,2"], "there is no setting of fedavg 'mu'"),
         (
             ["fedavg", "--lr", "0.1", "--set", "lr=0.1,0.2"],

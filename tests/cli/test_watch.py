@@ -87,7 +87,7 @@ def test_a_run_that_trains_is_watched_and_then_killed(
         rest = watcher.stdout.read()
         assert watcher.wait(timeout=30) == 1
     assert "runs/long was stopped after " in rest
-    assert rest.endswith("Go on with: fedgrove resume runs/long\n")
+    assert rest.endswith("Continue with: fedgrove resume runs/long\n")
 
 
 def look_at_the_page(path: str) -> None:
@@ -122,7 +122,7 @@ def look_at_the_page(path: str) -> None:
             refused.value.close()
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
-        assert server.stderr.read() == "fedgrove: no longer watching; the run goes on.\n"
+        assert server.stderr.read() == "fedgrove: no longer watching; the run continues.\n"
 
 
 def made_up(rounds: int) -> Path:

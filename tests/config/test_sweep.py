@@ -206,8 +206,8 @@ def test_a_member_that_fails_does_not_touch_the_others(
     bad = ends[1]
     assert isinstance(bad, Failure)
     assert bad.why.startswith(
-        "the exchange of round 1 was abandoned 3 times: 0 of 2 clients sent a usable report, and the quorum is 1: "
-        "client 0 sent model with values that are not finite in fc1.weight;"
+        "the exchange of round 1 was abandoned 3 times: 0 of 2 clients sent a usable report, and "
+        "the quorum is 1: client 0 sent model with values that are not finite in fc1.weight;"
     )
     assert {name: contents(tmp_path / "all" / name) for name in four()} == each
     assert read(tmp_path / "all")["members"]["bad-s0"] == {"state": "failed", "why": bad.why}
@@ -364,7 +364,7 @@ def test_an_interruption_says_how_to_go_on(data: Any, tmp_path: Path) -> None:
     out = tmp_path / "all"
     how = f"resume with: fedgrove resume {out}"
     if data is TINY:
-        how = "to go on, make the same sweep again from Python."
+        how = "to continue, run the same sweep again from Python."
     said = re.escape(f"Interrupted. 0 of 4 runs are finished; {how}")
     with pytest.raises(KeyboardInterrupt, match=f"^{said}$"):
         sweep(four(data=data), out, engine="serial", watch=stop_after(3, KeyboardInterrupt))
@@ -390,11 +390,11 @@ def test_a_sweep_from_before_a_word_existed_is_gone_on_with(tmp_path: Path) -> N
     assert [end.summary for end in again] == [end.summary for end in ends]
     config.write_text(config.read_text().replace("[run]", "[run]\nstandardise = false"))
     list_again(config.parent)
-    with pytest.raises(InputError, match="holds another sweep"):
+    with pytest.raises(InputError, match="contains a different sweep"):
         sweep(made, tmp_path / "all", engine="serial")
     config.write_text(config.read_text().replace("standardise", "standardize"))
     list_again(config.parent)
-    with pytest.raises(InputError, match="holds another sweep"):
+    with pytest.raises(InputError, match="contains a different sweep"):
         sweep(made, tmp_path / "all", engine="serial")
 
 
@@ -405,16 +405,16 @@ def test_another_sweep_a_run_and_other_files_are_refused(tmp_path: Path) -> None
     fewer = dict(list(made.items())[:1])
     longer = {name: replace(e, rounds=2) for name, e in made.items()}
     for other in (fewer, longer, four(rounds=1)):
-        with pytest.raises(InputError, match=r"holds another sweep.*fedgrove resume"):
+        with pytest.raises(InputError, match=r"contains a different sweep.*fedgrove resume"):
             sweep(other, tmp_path / "all", engine="serial")
     assert (tmp_path / "all" / "sweep.json").read_bytes() == before
-    with pytest.raises(InputError, match="holds another sweep or other files"):
+    with pytest.raises(InputError, match="contains a different sweep or other files"):
         sweep(made, tmp_path / "all" / "ditto-s0", engine="serial")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all I have")
     (tmp_path / "file").write_text("")
     for place in ("mine", "file"):
-        with pytest.raises(InputError, match=r"Give another --out\.$"):
+        with pytest.raises(InputError, match=r"Give a different --out\.$"):
             sweep(made, tmp_path / place, engine="serial")
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
@@ -431,7 +431,7 @@ def test_everything_is_checked_before_a_folder_is_made(tmp_path: Path) -> None:
             sweep(given, tmp_path / "all", engine="serial")
     with pytest.raises(InputError, match="there is no engine 'seriall'"):
         sweep(made, tmp_path / "all", engine="seriall")
-    with pytest.raises(InputError, match="holds no sweep"):
+    with pytest.raises(InputError, match="contains no sweep"):
         resume(tmp_path / "all")
     assert not (tmp_path / "all").exists()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import Noting, admitted, make_run, play, remembered, reports, tensors
-from tests.contract import contract_of, small
+from tests.contract import advise, contract_of, small
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -116,7 +116,7 @@ def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) 
                     total = one if total is None else trees.map(torch.add, total, one)
                 carries = [
                     {**c, stage.name: t}
-                    for c, t in zip(carries, trees.unstack(total or {}, 3), strict=True)
+                    for c, t in zip(carries, trees.unstack(total or {}, len(tasks)), strict=True)
                 ]
             case Edit():
                 carries = [stage.f(c, client) for c, client in zip(carries, clients, strict=True)]
@@ -183,9 +183,11 @@ def test_stages_under_vmap_equal_clients_alone(
     run = make_run(replace(method, local=recipe), tmp_path, net=net, sizes=(20, 20, 20), cohort=3)
     run = with_equal_labels(run)
     state = run.method.init(run.setup)
-    for verb_tasks in (plan(run, state), plan_scoring(run, state, "finetune")):
-        tasks = [replace(task, round=2) for task in verb_tasks]
-        together = stacked(run, tasks, [{}, {}, {}])
+    planned = [*plan(run, state), *plan_scoring(run, state, "finetune")]
+    # An exchange may have tasks of several verbs; only tasks of one verb are stacked.
+    for verb in dict.fromkeys(task.verb for task in planned):
+        tasks = [replace(task, round=2) for task in planned if task.verb == verb]
+        together = stacked(run, tasks, [{} for _ in tasks])
         for mine, task in zip(together, tasks, strict=True):
             alone, memory = perform(run, task, {})
             expected = {**alone.metrics, **kept(Outcome(memory=memory))}
@@ -267,11 +269,13 @@ def test_what_is_counted_is_what_torch_computes(method, tmp_path: Path) -> None:
     A Measure that takes gradients and does not say so with ``passes`` shows here.
     """
     engine = Counting()
-    contract = contract_of(methods.name_of(method))
+    name = methods.name_of(method)
+    contract = contract_of(name)
     play(make_run(method, tmp_path, net=contract.macs_net, rounds=2), engine)
     assert engine.shares
     assert min(engine.shares) > 0.8
-    assert max(engine.shares) <= contract.most_macs
+    more = f"torch counts {max(engine.shares):.3f} of what the virtual clock counts"
+    assert max(engine.shares) <= contract.most_macs, advise(name, "most_macs", more)
 
 
 def test_masked_packets_survive_the_pool(tmp_path: Path) -> None:

@@ -321,7 +321,9 @@ def test_clients_are_scored_by_what_they_predict(tmp_path: Path) -> None:
 
 def test_what_a_prediction_may_not_read_is_not_fine_tuned(tmp_path: Path) -> None:
     tiny = federation((12,), (20, 13))
-    with pytest.raises(InputError, match=r"untunable predicts in its own way, and does not say"):
+    with pytest.raises(
+        InputError, match=r"untunable has its own way to predict, and does not name"
+    ):
         build(Untunable(), tiny, Memory(tmp_path), finetune=(0, 5))
     build(Untunable(), tiny, Memory(tmp_path), finetune=(0,))
     build(Shifted(), tiny, Memory(tmp_path), finetune=(0, 5))
@@ -330,7 +332,7 @@ def test_what_a_prediction_may_not_read_is_not_fine_tuned(tmp_path: Path) -> Non
 def test_a_part_of_a_prediction_is_not_exported(tmp_path: Path) -> None:
     words: dict[str, Any] = {"clients": 3, "rounds": 1, "engine": "serial", "progress": False}
     result = fedgrove.run(Untunable(), data="digits", out=tmp_path / "run", **words)
-    assert any("models/ holds the tree 'model' alone" in note for note in result.summary["notes"])
+    assert any("models/ contains only the tree 'model'" in note for note in result.summary["notes"])
     with pytest.raises(InputError, match="predict in their method's own way"):
         fedgrove.export_model(result, client=0)
 

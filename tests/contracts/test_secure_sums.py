@@ -138,11 +138,13 @@ def needs_sums_only(method, folder: Path) -> bool:
 
 
 def test_the_table_has_every_method_once() -> None:
+    """If this fails: python tools/generate.py"""
     assert list(rows()) == methods.names()
 
 
 @pytest.mark.parametrize("name", methods.names())
 def test_the_table_says_what_noise_can_protect(name: str, tmp_path: Path) -> None:
+    """If this fails: python tools/generate.py"""
     run = make_run(small(name), tmp_path, privacy=Privacy(1.0, 0.0))
     if rows()[name][0]:
         privacy.check_protected(run)

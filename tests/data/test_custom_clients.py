@@ -243,7 +243,7 @@ def test_numbers_and_labels_have_a_column_for_each_output() -> None:
     yes_or_no = torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])
     federation = data.from_clients(lambda k: with_y(yes_or_no), classes=2, **words)
     assert federation.client(1).train.y.dtype == torch.float32
-    with pytest.raises(InputError, match="other values in y than 0 and 1"):
+    with pytest.raises(InputError, match="values in y other than 0 and 1"):
         data.from_clients(lambda k: with_y(yes_or_no + 1), classes=2, **words)
     # A problem of one's own takes what it likes, the same of every client.
     own = problems.Problem("own", lambda o, y: o[:, 0] * y[:, 0], problems.numbers().metric)

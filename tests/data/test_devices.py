@@ -110,7 +110,7 @@ TIMES = "client,second,up,down\n"
         (HEAD + "0,1,1,1,1.5\n", "line 2: memory is '1.5'; it must be a whole number of 1 or more"),
         (HEAD + f"0,1,1,1,{'9' * 5000}\n", "it must be a whole number of 1 or more"),
         (HEAD + "0,1,1,1,1\n\n-1,1,1,1,1\n", "line 4: client is '-1'; it must be a whole number"),
-        (HEAD + "0,1,1,1,1\n0,2,2,2,2\n", "line 3: client 0 has a line already; give it one."),
+        (HEAD + "0,1,1,1,1\n0,2,2,2,2\n", "line 3: client 0 already has a line; give it only one."),
         (HEAD + "0,1,1,1\n", "own.csv has 4 cells in line 2 and 5 names of columns in the first"),
         (HEAD, "own.csv has only its first line; it must have a line for each client."),
         ("", "own.csv is empty; its first line must have the names of the columns."),

@@ -2,7 +2,9 @@ import functools
 import gzip
 import hashlib
 import http.server
+import importlib
 import io
+import sys
 import tarfile
 import threading
 import zipfile
@@ -13,6 +15,8 @@ import pytest
 
 from fedgrove import data
 from fedgrove.data import named_set
+from fedgrove.data.dataset import Dataset
+from fedgrove.data.named_set import FileFormat, NamedSet
 from fedgrove.data.sets import SETS, har, images
 from fedgrove.errors import InputError
 
@@ -219,8 +223,8 @@ def test_unpacked_copy_is_used_until_the_file_changes(tmp_path):
     source.write_bytes(b"1")
     calls = []
 
-    def read():
-        calls.append(1)
+    def read(paths):
+        calls.append(paths)
         return {"x": np.arange(3)}
 
     for _ in range(2):
@@ -236,11 +240,108 @@ def test_unpacked_copy_is_used_until_the_file_changes(tmp_path):
     assert len(calls) == 3
 
 
+def test_unpacked_copy_is_not_used_by_a_reader_that_was_changed(tmp_path, monkeypatch):
+    (tmp_path / "a.bin").write_bytes(b"1")
+    monkeypatch.syspath_prepend(tmp_path)
+    for number in (1, 20):
+        code = f"import numpy\n\ndef read(paths):\n    return {{'x': numpy.array([{number}])}}\n"
+        (tmp_path / "readers_of_a.py").write_text(code)
+        monkeypatch.delitem(sys.modules, "readers_of_a", raising=False)
+        # Python compiles a file again only if its second or its size is another one.
+        importlib.invalidate_caches()
+        read = importlib.import_module("readers_of_a").read
+        for _ in range(2):
+            arrays = named_set.read_unpacked("a", [tmp_path / "a.bin"], read)
+            assert arrays["x"].tolist() == [number]
+
+
+# ---- definitions that are wrong ------------------------------------------------------------------
+
+
+def read_steps(paths):
+    rows = [line.split(",") for line in paths[0].read_text().splitlines()]
+    kinds = [("sit", "walk").index(kind) for kind, _ in rows]
+    return {"x": np.array([[float(x)] for _, x in rows]), "y": np.array(kinds)}
+
+
+def make_steps(arrays):
+    return Dataset(arrays["x"], arrays["y"], ("sit", "walk"))
+
+
+STEPS = NamedSet(
+    about="steps",
+    defaults=SETS["digits"].defaults,
+    partition="iid",
+    formats=(FileFormat(("steps.csv",), read_steps),),
+    dataset=make_steps,
+    source="the shop",
+)
+
+
+def test_what_a_reader_meets_in_a_file_is_a_sentence(tmp_path):
+    (tmp_path / "steps.csv").write_text("sit,1\nrun,2\n")
+    sentence = (
+        rf"^steps cannot be read from '{tmp_path}/steps\.csv': ValueError: tuple\.index\(x\): x not "
+        r"in tuple \(at test_named_set\.py, line \d+\)\. Get the file again from the shop; if it is "
+        r"as published, correct the reader\.$"
+    )
+    with pytest.raises(InputError, match=sentence):
+        named_set.read_dataset("steps", STEPS, None, tmp_path)
+    (tmp_path / "steps.csv").write_text("sit,1\nwalk,2\n")
+    assert named_set.read_dataset("steps", STEPS, None, tmp_path).y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        (
+            {"y": np.zeros(3, int)},
+            "4 examples, 3 labels, labels from 0 up to 0, and names for 2; correct",
+        ),
+        (
+            {"y": np.arange(4)},
+            "4 examples, 4 labels, labels from 0 up to 3, and names for 2; correct",
+        ),
+        ({"user": np.zeros(2, int)}, "4 examples, 4 labels, 2 users, labels from 0 up to 0"),
+    ],
+)
+def test_arrays_that_do_not_agree_are_refused(columns, sentence):
+    whole = Dataset(np.zeros((4, 1)), np.zeros(4, int), ("sit", "walk"))
+    made = replace(
+        STEPS, formats=(), dataset=None, source="", make=lambda users: replace(whole, **columns)
+    )
+    with pytest.raises(InputError, match=f"the arrays of steps do not agree: {sentence}"):
+        named_set.read_dataset("steps", made, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"formats": ()}, "has more or less than one of formats, make and federation"),
+        ({"make": make_steps}, "has more or less than one of formats, make and federation"),
+        ({"dataset": None}, "with formats has no dataset, or no source"),
+        ({"source": ""}, "with formats has no dataset, or no source"),
+        (
+            {"formats": STEPS.formats[0]},
+            r"^formats is FileFormat.*; it must be a tuple of FileFormat",
+        ),
+    ],
+)
+def test_a_definition_that_lacks_something_is_refused(changes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        replace(STEPS, **changes)
+
+
+def test_the_files_of_a_set_are_no_text():
+    with pytest.raises(InputError, match=r"^files is 'steps.csv'; it must be a tuple, as in \('"):
+        FileFormat("steps.csv", read_steps)
+
+
 def test_no_cache_no_copy_no_complaint(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     # A file: nothing can be written below it.
     monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "file"))
-    arrays = named_set.read_unpacked("a", [tmp_path / "file"], lambda: {"x": np.arange(2)})
+    arrays = named_set.read_unpacked("a", [tmp_path / "file"], lambda _: {"x": np.arange(2)})
     assert arrays["x"].tolist() == [0, 1]
 
 

@@ -206,7 +206,7 @@ def test_a_folder_for_each_client(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "more" / "README.md").write_text("hello")
     federation = data.load(tmp_path / "more", **CUT)
     assert federation.names == dict(enumerate(USERS))
-    assert federation.notes == ("files that are no data are ignored: README.md",)
+    assert federation.notes == ("files that are not data are ignored: README.md",)
 
 
 def test_semicolons_a_mark_of_encoding_and_empty_lines(folder: Path) -> None:
@@ -311,9 +311,11 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         data.load(folder, **CUT)
     text = str(caught.value)
     wanted = [
-        "watch-01.csv (client watch-01), column 'ay' contains 'oops' in 1 of 360 rows, first in line 12",
+        "watch-01.csv (client watch-01), column 'ay' contains 'oops' in 1 of 360 rows, first in "
+        "line 12",
         "watch-01.csv (client watch-01), column 'ay' is empty in 1 of 360 rows, first in line 14",
-        "watch-01.csv (client watch-01), column 'activity' has no label in 1 of 360 rows, first in line 13",
+        "watch-01.csv (client watch-01), column 'activity' has no label in 1 of 360 rows, first "
+        "in line 13",
         "watch-07.csv (client watch-07) has no column 'az', and has 'gz' instead",
         "watch-12.csv (client watch-12) has no 16 rows of one label in a row",
     ]
@@ -331,8 +333,8 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         ("1.5,2.5\n3,4\n", "begins with numbers"),
         ("ax,ax,y\n1,2,3\n", "more than one column 'ax'"),
         ("ax,y\n1,2,3\n", "3 cells in line 2 and 2 names"),
-        ("y\nwalk\nsit\n", "one or more to learn from"),
-        ("ax,y\n1,walk\n2,walk\n", r"only one class \(walk\); there must be two"),
+        ("y\nwalk\nsit\n", "there must be at least one"),
+        ("ax,y\n1,walk\n2,walk\n", r"only one class \(walk\); there must be at least two"),
         ("ax,device,y\n1,phone,walk\n2,phone,sit\n", "leave it out by naming"),
         ("ax,y\n1e300,walk\n2,sit\n", r"contains '1e\+300'"),
         ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, such as '1,5' in line 2"),
@@ -375,7 +377,7 @@ def test_a_clock_is_no_input(folder: Path) -> None:
 
 
 def test_the_label_must_be_named(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"has the columns ax, ay, az, activity; say which one"):
+    with pytest.raises(InputError, match=r"has the columns ax, ay, az, activity; give the one"):
         data.load(folder, window=16)
     with pytest.raises(InputError, match=r"^label is 'activty', .* did you mean 'activity'\?"):
         data.load(folder, label="activty", channels="ax,ay", window=16)
@@ -440,7 +442,7 @@ def test_notes_on_classes_and_clients(folder: Path) -> None:
     path = folder / "watch-07.csv"
     path.write_text(path.read_text().replace("walk", "Walk"))
     federation = data.load(folder, **CUT)
-    note = "classes that differ only by capitals or blanks are different classes: 'Walk' and 'walk'"
+    note = "classes that differ only in case or spaces are different classes: 'Walk' and 'walk'"
     assert federation.notes == (note,)
     path.unlink()
     assert "there is one client only, watch-12" in data.load(folder, **CUT).notes[0]
@@ -707,7 +709,7 @@ def test_channels_last_is_refused_or_said() -> None:
 
 
 def test_windows_are_not_cut_again() -> None:
-    with pytest.raises(InputError, match="windows already"):
+    with pytest.raises(InputError, match="already consists of windows"):
         data.from_arrays(np.zeros((40, 3, 16)), np.arange(40) % 2, window=8)
 
 

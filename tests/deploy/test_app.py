@@ -190,11 +190,11 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     experiment = Experiment(methods.make("fedavg"), clients=3)
     write_app(experiment, tmp_path / "app")
     before = (tmp_path / "app" / "README.md").read_bytes()
-    with pytest.raises(InputError, match="app is there and not empty"):
+    with pytest.raises(InputError, match="app is not empty"):
         write_app(experiment, tmp_path / "app")
     assert (tmp_path / "app" / "README.md").read_bytes() == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file is there and not empty"):
+    with pytest.raises(InputError, match="file is not empty"):
         write_app(experiment, tmp_path / "file")
 
 
@@ -344,7 +344,7 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "keys").iterdir()} == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "node-1").write_text("mine")
-    with pytest.raises(InputError, match="node-1 is there already"):
+    with pytest.raises(InputError, match="node-1 already exists"):
         make_keys(tmp_path / "other", 2)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["node-1"]
     (tmp_path / "file").write_text("")

@@ -168,7 +168,7 @@ def no_data(partition: int, node_config: Mapping[str, Any]) -> Any:
         (fewer_outputs, r"client 1 has data of shape \(12,\) with 2 outputs"),
         (
             no_file,
-            r"client 1 cannot read its data \(FileNotFoundError\); the log of its node says why",
+            r"client 1 cannot read its data \(FileNotFoundError\); the log of its node gives the reason",
         ),
         (no_data, r"the node's data are a list"),
     ],
@@ -185,7 +185,7 @@ def test_data_that_do_not_fit_are_refused(
 
 def test_names_of_files_stay_on_the_node(tmp_path: Path, caplog: Any) -> None:
     """A client is called after its file; the path in an error is in the node's own log only."""
-    notes = ("there is one client only, anna: there is nothing to federate", "synthetic")
+    notes = ("there is one client only, anna, so nothing is learnt from other clients", "synthetic")
     named = replace(all_data(), name="anna", names={0: "anna"}, notes=notes)
     said = enrolment.describe_client(named, 0)
     assert "anna" not in json.dumps(said)
@@ -262,17 +262,17 @@ def test_another_method_file_is_refused(
 
 def test_another_half_is_refused() -> None:
     own = {"net": "a", "weights": 10.0, "codec": "Dense()", "method": "m"}
-    enrolment.check_half(own | {"weights": 10.0001}, own)
+    enrolment.check_built_run(own | {"weights": 10.0001}, own)
     for key, sentence in {
-        "net": "another network",
-        "codec": "another codec",
-        "method": "another method",
-        "weights": "other initial weights",
+        "net": "a different network",
+        "codec": "a different codec",
+        "method": "a different method",
+        "weights": "initial weights that differ",
     }.items():
         with pytest.raises(InputError, match=sentence):
-            enrolment.check_half(own | {key: "b"}, own)
-    with pytest.raises(InputError, match="other initial weights"):
-        enrolment.check_half(own | {"weights": 11.0}, own)
+            enrolment.check_built_run(own | {key: "b"}, own)
+    with pytest.raises(InputError, match="initial weights that differ"):
+        enrolment.check_built_run(own | {"weights": 11.0}, own)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_a_server_that_was_killed_is_resumed(name: str, tmp_path: Path) -> None:
 def test_a_folder_of_another_run_is_not_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     serve(grid_of(tmp_path), experiment(rounds=1), out=out, clients=3)
-    with pytest.raises(InputError, match=r"holds a run with another config\.toml"):
+    with pytest.raises(InputError, match=r"contains a run with a different config\.toml"):
         serve(grid_of(tmp_path), experiment(rounds=2), out=out, clients=3)
     with pytest.raises(InputError, match="is finished"):
         serve(grid_of(tmp_path), experiment(rounds=1), out=out, clients=3)

@@ -62,8 +62,8 @@ def test_the_printed_set_up_has_no_problem(site: Site) -> None:
     print(table)
     assert code == 0, table
     assert f"127.0.0.1:{link}, this machine only" in table
-    assert f"127.0.0.1:{site.port} refuses it to who has ca.crt alone (403)" in table
-    assert f"127.0.0.1:{site.port} refuses who has ca.crt alone (401)" in table
+    assert f"127.0.0.1:{site.port} refuses it to anyone who only has ca.crt (403)" in table
+    assert f"127.0.0.1:{site.port} refuses anyone who only has ca.crt (401)" in table
     assert "PROBLEM" not in table
     # What is wrong later is found: rights to a key, the database and a run folder.
     (site.keys / "node-0").chmod(0o644)
@@ -76,7 +76,7 @@ def test_the_printed_set_up_has_no_problem(site: Site) -> None:
     code, table = examined(site)
     assert code == 1
     for what in ("node-0 (644)", "superlink.db (640)", "first (755)"):
-        assert f"PROBLEM: others have rights to {site.path}" in table
+        assert f"PROBLEM: other users have rights to {site.path}" in table
         assert what in table
 
 
@@ -104,8 +104,8 @@ def test_an_open_server_is_found(tmp_path: Path) -> None:
     print(got.stdout)
     assert got.returncode == 1, got.stdout + got.stderr
     assert "open to the network; start it with --host 127.0.0.1" in got.stdout
-    assert "lets everyone start runs and register nodes, with ca.crt alone" in got.stdout
-    assert "lets in every key, also one that nobody registered; start the SuperLink" in got.stdout
+    assert "lets everyone start runs and register nodes, with only ca.crt" in got.stdout
+    assert "admits every key, even one that was not registered; start the SuperLink" in got.stdout
     assert "PROBLEM: 022; start it after `umask 077`" in got.stdout
     assert "superlink.db (644)" in got.stdout
 
@@ -137,7 +137,7 @@ def found(checks: list[Check], name: str) -> Check:
 
 
 def test_nothing_runs_and_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"server\.crt is not there; give the folder of keys"):
+    with pytest.raises(InputError, match=r"server\.crt does not exist; give the folder of keys"):
         check_server(tmp_path)
     make_keys(tmp_path / "keys", 1)
     checks = check_server(tmp_path / "keys")

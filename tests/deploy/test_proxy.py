@@ -176,7 +176,7 @@ def test_a_node_that_is_added_later_is_known(doors: Doors, tmp_path: Path) -> No
 
 
 def test_a_folder_without_keys_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"server\.crt is not there; give the folder"):
+    with pytest.raises(InputError, match=r"server\.crt does not exist; give the folder"):
         serve_nodes(tmp_path)
     make_keys(tmp_path / "keys", 1)
     (tmp_path / "keys" / "node-0.pub").unlink()

@@ -416,8 +416,8 @@ def test_a_key_is_bound_to_its_clients(tmp_path: Path) -> None:
     [
         ("node-0 = 0", "a list of clients"),
         ("node-0 = [-1]", "a list of clients"),
-        ("node-9 = [9]", "no public key"),
-        ("node-0 [", "no TOML"),
+        ("node-9 = [9]", "not the public key"),
+        ("node-0 [", "not TOML"),
         (None, "cannot be read"),
     ],
 )

@@ -411,7 +411,10 @@ def test_a_worker_that_dies_twice_loses_its_job_and_no_other(
     lost = found.pop(2)
     assert isinstance(lost, Lost)
     assert (lost.of, lost.reason) == (2, "died")
-    assert "died (exit code -9) while it worked for client 2, as one had before;" in lost.detail
+    assert (
+        "died (exit code -9) while it worked for client 2, like another worker before;"
+        in lost.detail
+    )
     others = tasks[:2] + tasks[3:]
     for each, answer in zip(others, found, strict=True):
         assert same_as_serial(run, each, answer)

@@ -85,6 +85,28 @@ def test_shrunk_training_is_masked_training(
     assert thin["model.mask"] is mask
 
 
+@pytest.mark.parametrize("recipe", RECIPES, ids=["adam", "sgd"])
+def test_a_kept_state_is_narrowed_and_widened(recipe: LocalTraining, tmp_path: Path) -> None:
+    """As in masked training: 0 at removed channels, whatever it was before."""
+    run = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2")
+    mask = half(run)
+    stage = Train(CrossEntropy(), replace(recipe, keep_state=True))
+    g = torch.Generator().manual_seed(1)
+    state = {}
+    for name, tree in local.find_state(run.net, stage, {"model": run.params}, {}, "").items():
+        drawn = {k: torch.rand(v.shape, generator=g, dtype=v.dtype) for k, v in tree.items()}
+        state[name] = drawn
+    thin, masked = both(run, stage, mask, **state)
+    small = find_small_net(run.net, mask)
+    assert small is not None
+    assert trees.distance(thin["local"], small.reset_removed(masked["local"])) < 1e-9
+    for name in state:
+        assert trees.distance(thin[name], masked[name]) < 1e-9
+        assert thin[name].keys() == state[name].keys()
+        removed = [thin[name][k][~m] for k, m in mask.items() if k in thin[name]]
+        assert all(bool((leaf == 0).all()) for leaf in removed)
+
+
 def test_the_small_net_does_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(methods.FedAvg(), tmp_path)
     seen: list[Any] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, play, tensors
+from tests.conftest import make_run, play, remembered, tensors
 from tests.contract import small
 from torch import Tensor, nn
 from torch.func import vmap
@@ -161,6 +161,8 @@ class Halves:
 
 
 METHODS = ["fedavg", "fedprox", "ditto", "fedbn", "fixedprune", "ca-afp", "grove"]
+KEEPING = ["ditto", "fixedprune", "fedwcp"]
+"""Tried with a kept optimiser state: two models, a mask, and pruned weights zeroed per batch."""
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a card runs tests/contracts/test_batched.py")
@@ -178,9 +180,28 @@ def test_a_card_would_give_what_serial_gives(
     if name not in methods.names():
         pytest.skip(f"there is no {name}")
     method = replace(small(name), local=LocalTraining(2, 8, optimiser))
+    _compare_with_serial(method, net, tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a card runs tests/contracts/test_kept_state.py")
+@pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])
+@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("optimiser", [Adam(1e-2, eps=1e-3), SGD(0.05, momentum=0.9)], ids=str)
+def test_a_card_would_keep_the_state_that_serial_keeps(
+    name: str, net: str, optimiser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = replace(small(name), local=LocalTraining(2, 8, optimiser, keep_state=True))
+    if name == "fedwcp":
+        method = replace(method, zero_pruned="batch")
+    _compare_with_serial(method, net, tmp_path, monkeypatch)
+
+
+def _compare_with_serial(
+    method: Any, net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = (12, 9, 17, 10, 5)
-    run = make_run(method, tmp_path / "serial", net=net, sizes=sizes, cohort=5)
-    expected = play(run, Serial())
+    serial = make_run(method, tmp_path / "serial", net=net, sizes=sizes, cohort=5)
+    expected = play(serial, Serial())
     monkeypatch.setattr(convolution, "is_on_gpu", lambda x: True)
     monkeypatch.setattr(convolution, "has_triton", lambda: True)
     engine = Batched()
@@ -190,17 +211,22 @@ def test_a_card_would_give_what_serial_gives(
     found = play(run, engine)
     assert halves.was_partly_done
     assert trees.distance(tensors(expected), tensors(found)) < 1e-9
+    assert trees.distance(remembered(serial), remembered(run)) < 1e-9
 
 
+@pytest.mark.parametrize("keep_state", [False, True])
 @pytest.mark.parametrize("optimiser", [Adam(1e-2, eps=1e-3), SGD(0.05, momentum=0.9)], ids=str)
 def test_spare_room_keeps_nothing_of_the_round_before(
-    optimiser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimiser: Any, keep_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seven clients in a captured stack for ten, three rounds: each begins without momentum."""
-    method = methods.FedAvg(local=LocalTraining(2, 8, optimiser))
+    """Seven clients in a captured stack for ten, three rounds: each begins without momentum.
+
+    Or with its own, if clients keep it.
+    """
+    method = methods.FedAvg(local=LocalTraining(2, 8, optimiser, keep_state=keep_state))
     sizes = (12, 9, 17, 10, 5, 8, 11)
-    run = make_run(method, tmp_path / "serial", sizes=sizes, cohort=7)
-    expected = play(run, Serial())
+    serial = make_run(method, tmp_path / "serial", sizes=sizes, cohort=7)
+    expected = play(serial, Serial())
     if INTERPRETED:
         monkeypatch.setattr(convolution, "is_on_gpu", lambda x: True)
         monkeypatch.setattr(convolution, "has_triton", lambda: True)
@@ -213,6 +239,7 @@ def test_spare_room_keeps_nothing_of_the_round_before(
     found = play(run, engine)
     assert len(engine._launcher.graph_cache._captured) == 1
     assert trees.distance(tensors(expected), tensors(found)) < 1e-9
+    assert trees.distance(remembered(serial), remembered(run)) < 1e-9
 
 
 OPTIMISERS = [

@@ -319,7 +319,7 @@ def test_a_masked_model_says_why_it_stays_dense(tmp_path: Path) -> None:
     assert made.rows[0].params == made.rows[1].params
     text = (made.folder / made.card).read_text()
     assert note in text
-    assert "no whole channel of it was pruned" in text
+    assert "no whole channel was pruned" in text
 
 
 # ---- the card ------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def resumed(
             if not err:
                 return "resumed"
             assert is_a_sentence(err, file), f"{name} {how}: {err}"
-            assert "goes on from the checkpoint before" in err
+            assert "continues from the previous checkpoint" in err
             return "from previous"
         assert code == 2, f"{name} {how}: {code}"
         assert is_a_sentence(err, file), f"{name} {how}: {err}"

@@ -364,6 +364,37 @@ def test_the_first_mask_by_hand(tmp_path: Path) -> None:
     assert float(score[kept].min()) >= float(score[~kept].max()) - 1e-6
 
 
+def test_the_first_mask_from_far_updates_by_hand() -> None:
+    """|w| / max |w| = 1, .5, .5, .5, all signs agree, and the two clients' updates are 1, 0, 0, 0
+    and 1, 4, 2, 0: their variances are 0, 4, 1, 0 and Coh 1, .2, .5, 1. The scores are 1, .55, .625
+    and .75: of four weights the first and the last stay. The biases' updates, which follow the
+    weights', are no evidence.
+    """
+    method = CAAFP(phases=(0, 0, 2), density=0.5, clusters=1)
+    model = {"w": torch.tensor([4.0, -2.0, 2.0, 2.0]), "b": torch.tensor([1.0, 1.0])}
+    state = State(
+        round=0,
+        phases=(0, 0, 2),
+        clients=(3, 7),
+        prunable=("w",),
+        models={0: model},
+        reference=model,
+    )
+    updates = {
+        3: {"w": torch.tensor([1.0, 0.0, 0.0, 0.0]), "b": torch.tensor([0.0, 0.0])},
+        7: {"w": torch.tensor([1.0, 4.0, 2.0, 0.0]), "b": torch.tensor([6.0, 6.0])},
+    }
+    evidence = Packet({"scores.signs": torch.ones(4, dtype=torch.int8)})
+    reports = []
+    for client, update in updates.items():
+        give = {"update": Packet(update), "evidence": evidence}
+        reports.append(Report(client, give, examples=5))
+    after = method.fold(state, reports)
+    assert after.masks[0]["w"].tolist() == [True, False, False, True]
+    assert after.models[0]["w"].tolist() == [4, 0, 0, 2]
+    assert after.models[0]["b"].tolist() == [1, 1]
+
+
 def test_a_group_of_one_churns_by_magnitude_and_gradient_by_hand() -> None:
     """f = 2, so the step before round 2 of phase 3 sees the round 1 report of the group's client.
 
@@ -400,6 +431,33 @@ def test_a_group_of_one_churns_by_magnitude_and_gradient_by_hand() -> None:
     after = method.fold(state, [Report(7, give, examples=5)])
     assert after.masks[0]["w"].tolist() == [True, True, False, True, False, True, False, False]
     assert after.models[0]["w"].tolist() == [4, 3, 0, 1, 0, 0, 0, 0]
+
+
+def test_what_a_step_prunes_does_not_regrow_in_it() -> None:
+    """As above, but no weight outside the mask has a gradient: of equal ones the first comes.
+
+    That is place 4, since place 2, which falls in this step, is barred: else nothing would change.
+    """
+    method = CAAFP(phases=(0, 0, 4), density=0.5, churn=0.25, every=2, clusters=1)
+    mask = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
+    model = {"w": torch.tensor([4.0, 3.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0])}
+    state = State(
+        round=0,
+        phases=(0, 0, 4),
+        clients=(7,),
+        prunable=("w",),
+        models={0: model},
+        masks={0: {"w": mask}},
+        groups={7: 0},
+        reference=model,
+    )
+    evidence = {
+        "scores.signs": torch.ones(4, dtype=torch.int8),
+        "scores.grow": torch.zeros(4, dtype=torch.bfloat16),
+    }
+    give = {"model": Packet(model, {"w": mask}), "evidence": Packet(evidence)}
+    after = method.fold(state, [Report(7, give, examples=5)])
+    assert after.masks[0]["w"].tolist() == [True, True, False, True, True, False, False, False]
 
 
 def test_a_group_of_which_nobody_reported_only_prunes_its_deficit() -> None:

@@ -17,7 +17,7 @@ from fedgrove import methods, trees
 from fedgrove.channels.find_groups import find_kept_channels
 from fedgrove.channels.shrink import cut_channels
 from fedgrove.channels.submodel import groups_from_plain
-from fedgrove.core import AnyMethod, ClientInfo, Report, Setup
+from fedgrove.core import AnyMethod, ClientInfo, Packet, Report, Setup
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
@@ -415,6 +415,27 @@ def test_without_its_terms_a_drift_doubles_the_first_step(tmp_path: Path) -> Non
         torch.testing.assert_close(found[name], w + 2 * (expected[name] - w))
 
 
+def test_a_fold_with_drifts_by_hand() -> None:
+    """Two dense devices, of 10 and 20 examples, move the first layer by 1 and 4; each has a drift
+    of .5. The model moves by (10 * 1.5 + 20 * 4.5) / 30 = 3.5, and the group's update, which is
+    sent with it, is (10 * 1 + 20 * 4) / 30 = 3: without the drifts.
+    """
+    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True)
+    state = method.init(start(2))
+    drift = Packet({name: torch.full_like(leaf, 0.5) for name, leaf in FIRST.items()})
+    reports = []
+    for task, body in zip(method.plan(state, [0, 1]), (1.0, 4.0), strict=True):
+        report = answer(task, body=body)
+        reports.append(replace(report, give={**report.give, "drift": drift}))
+    after = method.fold(state, reports)
+    moved = after.models[0]["0.weight"] - FIRST["0.weight"]
+    assert moved.flatten().tolist() == pytest.approx([3.5] * 4)
+    (task,) = method.plan(after, [1])
+    update = task.send["group_update"].values
+    assert update["0.weight"].flatten().tolist() == pytest.approx([3.0] * 4)
+    assert update["2.weight"].flatten().tolist() == [0.0] * 8
+
+
 def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
     method = FedAPTA(ratios=(0.5,), grouping=None, drift=True, local=LocalTraining(2, 8, SGD(0.1)))
     run = make_run(method, tmp_path, net="bn-cnn2", rounds=3, cohort=4)
@@ -434,7 +455,7 @@ def test_a_drift_under_adam_is_refused(tmp_path: Path) -> None:
     words = {"data": "digits", "clients": 2, "cohort": 2, "rounds": 1, "engine": "serial"}
     out = tmp_path / "run"
     adam = LocalTraining(1, 8, Adam(1e-3))
-    with pytest.raises(InputError, match="drift is true and the optimiser Adam; FedDC takes"):
+    with pytest.raises(InputError, match="drift is true and the optimiser Adam; FedDC uses"):
         fedgrove.run(FedAPTA(ratios=(0.0,), drift=True, local=adam), out=out, **words)
     assert not out.exists()
     fedgrove.run(FedAPTA(ratios=(0.0,), local=adam), out=out, **words)

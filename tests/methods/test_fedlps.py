@@ -128,7 +128,7 @@ def test_a_part_without_a_channel_is_not_taken_for_a_choice() -> None:
 
 
 def test_an_encoder_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="behind the encoder it has no channels"):
+    with pytest.raises(InputError, match="after the encoder it has no channels"):
         FedLPS(encoder=0.7, widths=(0.5,)).init(START)
     with pytest.raises(
         InputError, match=r"encoder is 0\.25, which is less than one of the 3 layers"

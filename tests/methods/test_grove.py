@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,13 +14,14 @@ import torch
 from tests.conftest import answers, make_run, play, reports, tensors
 from tests.contract import Contract
 from tests.methods.exchanges import exchanges
+from torch import nn
 
 import fedgrove
 from fedgrove import data, methods, trees
 from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.config.cost import estimate_cost
-from fedgrove.core import ClientInfo, Packet, Report, Setup
+from fedgrove.core import Batch, ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.faulty import Faulty
@@ -154,6 +156,63 @@ def test_the_client_by_hand(tmp_path: Path) -> None:
     used = run.method.client.use({**outcome.memory, "change": zeros(run)}, again)["model"]
     moved = used["fc1.bias"] - client.start["fc1.bias"]
     assert moved[:3].tolist() == pytest.approx([1.5, -1.0, 0.5])
+
+
+def test_a_part_of_the_last_step_is_kept(tmp_path: Path) -> None:
+    """A quarter of a step of 4 and -2 from the group's model; the head is the trained one."""
+    run = make_run(Grove(keep=0.25, finding=ALONE), tmp_path)
+    (task, *_) = plan(run, run.initial_state)
+    client = run.client(task, {})
+    carry = run.method.client.begin({"change": zeros(run)}, client)
+    step = zeros(run)
+    step["fc1.bias"][:2] = torch.tensor([4.0, -2.0])
+    (head, *_) = client.layout.head
+    own = {head: carry["model"][head] + 1}
+    carry["local"] = {**carry["model"], **trees.map(torch.add, shared(run), step), **own}
+    offset = run.method.client.make_offset(carry, client)["offset"]
+    moved = offset["fc1.bias"] - client.start["fc1.bias"]
+    assert moved[:3].tolist() == pytest.approx([1.0, -0.5, 0.0])
+    assert torch.equal(offset[head], own[head])
+    # What it uses later is made of the step that it remembers.
+    again = run.client(task, {"step": step})
+    used = run.method.client.use({"change": zeros(run), "step": step}, again)["model"]
+    assert torch.equal(used["fc1.bias"], offset["fc1.bias"])
+
+
+def test_the_two_kinds_of_model_are_compared_by_hand() -> None:
+    """The offset gives the right class 3/4, the personal model 1/4: it is better by 1/2, on one
+    example; the other one is padding."""
+    net = Net(nn.Sequential(nn.Linear(1, 2)), (1,))
+    models = {}
+    for name, bias in (("offset", [math.log(3), 0.0]), ("personal", [0.0, math.log(3)])):
+        models[name] = {"0.weight": torch.zeros(2, 1), "0.bias": torch.tensor(bias)}
+    batch = Batch(
+        torch.ones(2, 1),
+        torch.tensor([0, 0]),
+        torch.tensor([1.0, 0.0]),
+        torch.arange(2),
+        torch.tensor(0),
+    )
+    sums = Grove().client.compare(net, {}, batch, models)
+    assert float(sums["better"]) == pytest.approx(0.5)
+    assert float(sums["tried"]) == 1.0
+
+
+@pytest.mark.parametrize(("merit", "is_pulled"), [(-0.1, True), (0.1, False), (None, False)])
+def test_a_client_uses_what_does_better_in_its_group(
+    merit: float | None, is_pulled: bool, tmp_path: Path
+) -> None:
+    """Where offsets do worse by .1, the personal models; with nothing known, the offset."""
+    merits = {} if merit is None else {ALL: (merit, 5.0)}
+    packet = Grove(finding=ALONE).deliver(state_of([1.0], merits=merits), 7)["choice"]
+    assert packet.values["pulled"].tolist() == [is_pulled]
+    run = make_run(Grove(finding=ALONE), tmp_path)
+    (task, *_) = plan(run, run.initial_state)
+    client = run.client(task, {})
+    personal = trees.map(lambda leaf: leaf + 1, client.start)
+    carry = {"change": zeros(run), "choice": packet.values, "personal": personal}
+    used = run.method.client.use(carry, client)["model"]
+    assert trees.identical(used, personal if is_pulled else client.start)
 
 
 def test_what_clients_say_of_models_by_hand() -> None:
@@ -530,7 +589,8 @@ def only_a_head() -> Net:
 
 
 @pytest.mark.parametrize(
-    ("net", "why"), [(headless, "it has none"), (only_a_head, "nothing is shared")]
+    ("net", "why"),
+    [(headless, "no layer with parameters"), (only_a_head, "nothing would be shared")],
 )
 def test_a_net_that_cannot_keep_its_head_at_home_is_refused(net, why: str) -> None:
     made = net()

@@ -127,18 +127,12 @@ def test_broken_files_are_listed_with_a_reason_and_all_others_as_ever(copy: Path
 
 def test_other_methods_run_and_a_broken_one_says_why(copy: Path) -> None:
     code = (
-        "import fedgrove as fg\n"
-        "words = dict(data='digits', clients=3, cohort=2, rounds=1, engine='serial', progress=False)\n"
-        "assert fg.run('fedavg', **words).summary['method'] == 'fedavg'\n"
-        "better = fg.run('better', **words).summary\n"
-        "assert better['method'] == 'better'\n"
-        "assert fg.methods.Better().local is None\n"
-        "assert 'Better' in dir(fg.methods)\n"
-        "for name in ('syntax', 'no-fold'):\n"
-        "    try:\n"
-        "        fg.run(name, **words)\n"
-        "    except fg.InputError as error:\n"
-        "        print(error)\n"
+        "import fedgrove as fg\nwords = dict(data='digits', clients=3, cohort=2, rounds=1, "
+        "engine='serial', progress=False)\nassert fg.run('fedavg', **words).summary['method'] == "
+        "'fedavg'\nbetter = fg.run('better', **words).summary\nassert better['method'] == "
+        "'better'\nassert fg.methods.Better().local is None\nassert 'Better' in "
+        "dir(fg.methods)\nfor name in ('syntax', 'no-fold'):\n    try:\n        fg.run(name, "
+        "**words)\n    except fg.InputError as error:\n        print(error)\n"
     )
     ran = python(copy, "-c", code)
     assert ran.returncode == 0, ran.stderr
@@ -159,18 +153,13 @@ def test_parts_are_still_found_by_name(copy: Path) -> None:
 
 def test_only_what_is_needed_is_imported_and_the_folder_is_listed_once() -> None:
     code = (
-        "import pkgutil, sys\n"
-        "listed = []\n"
-        "original = pkgutil.iter_modules\n"
-        "def counted(path=None, prefix=''):\n"
-        "    listed.append(str(path))\n"
-        "    return original(path, prefix)\n"
-        "pkgutil.iter_modules = counted\n"
-        "import fedgrove as fg\n"
-        "fg.run('ditto', data='digits', clients=3, cohort=2, rounds=1, engine='serial', progress=False)\n"
-        "fg.methods.names()\n"
-        "homes = {name.split('.')[2] for name in sys.modules if name.startswith('fedgrove.methods.')}\n"
-        "print(sum('fedgrove/methods' in path for path in listed), *sorted(homes))\n"
+        "import pkgutil, sys\nlisted = []\noriginal = pkgutil.iter_modules\ndef counted(path=None, "
+        "prefix=''):\n    listed.append(str(path))\n    return original(path, "
+        "prefix)\npkgutil.iter_modules = counted\nimport fedgrove as fg\nfg.run('ditto', "
+        "data='digits', clients=3, cohort=2, rounds=1, engine='serial', "
+        "progress=False)\nfg.methods.names()\nhomes = {name.split('.')[2] for name in sys.modules "
+        "if name.startswith('fedgrove.methods.')}\nprint(sum('fedgrove/methods' in path for path "
+        "in listed), *sorted(homes))\n"
     )
     ran = python(PACKAGE.parent, "-c", code)
     assert ran.returncode == 0, ran.stderr

@@ -15,7 +15,7 @@ from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import PFedGate
-from fedgrove.methods.pfedgate import recovered
+from fedgrove.methods.pfedgate import cuts, recovered
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.rounds import plan, plan_scoring
 
@@ -55,7 +55,7 @@ def test_the_mean_by_hand(tmp_path: Path):
 
 
 def test_only_blocks_within_the_budget_travel_and_the_gate_stays(tmp_path: Path):
-    run = make_run(PFedGate(budget=0.4), tmp_path, rounds=1)
+    run = make_run(PFedGate(budget=0.4, gate=LocalTraining(1, 8, SGD(5.0))), tmp_path, rounds=1)
     (task, *_) = plan(run, run.initial_state)
     report, memory = perform(run, task, {})
     packet = report.give["model"]
@@ -82,6 +82,25 @@ def test_a_client_goes_on_with_its_own_gate_and_uses_the_blocks_it_chose(tmp_pat
         assert not torch.allclose(one, other, atol=1e-4)
 
 
+def test_a_client_uses_its_blocks_times_their_scores(tmp_path: Path):
+    run = make_run(PFedGate(), tmp_path, rounds=1)
+    (task, *_) = plan(run, run.initial_state)
+    _, memory = perform(run, task, {})
+    client = run.client(task, memory)
+    carry = {**memory, "model": run.params, "aux": {}}
+    used = run.work("use")[0].f(carry, client)
+    for cut in cuts(run.net.layout, 5):
+        scores = memory["scores"]["mean"][cut.first : cut.first + cut.count]
+        for number, block in enumerate(used["model"][cut.name].flatten().split(cut.size)):
+            begin = number * cut.size
+            whole = run.params[cut.name].flatten()[begin : begin + len(block)]
+            in_use = used["model.mask"][cut.name].flatten()[begin]
+            assert torch.allclose(block, whole * scores[number] * in_use, atol=1e-12)
+    # Biases are not gated.
+    for name in set(run.params) - set(run.net.layout.prunable):
+        assert torch.equal(used["model"][name], run.params[name])
+
+
 def test_clients_with_different_data_come_to_choose_different_blocks(tmp_path: Path):
     """Gates start alike; with strong steps the clients' masks part."""
     # 20 blocks: of five, those of the widest layer are too large for there to be a choice.
@@ -102,7 +121,7 @@ def test_bad_values_are_refused(tmp_path: Path):
     ):
         with pytest.raises(InputError, match=sentence):
             PFedGate(**words)
-    with pytest.raises(InputError, match="the first block of every layer always stays"):
+    with pytest.raises(InputError, match="the first block of every layer is always kept"):
         fedgrove.run(
             PFedGate(budget=0.1), out=tmp_path / "run", rounds=1, engine="serial", progress=False
         )

@@ -1,4 +1,7 @@
+"""Blocks and gates of pFedGate by hand, and the knapsack against one that goes block by block."""
+
 import itertools
+import math
 
 import pytest
 import torch
@@ -7,22 +10,27 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import vmap
 
-from fedgrove.core import Batch
+from fedgrove.core import Batch, Train
 from fedgrove.errors import InputError
 from fedgrove.methods.pfedgate import (
     Cut,
     GatedLoss,
     GatingLayer,
+    PFedGate,
     batch_scores,
-    block_mask,
     check_budget,
     chosen,
     cuts,
+    least_score,
+    make_gates,
+    scaled,
     sizes_of,
     spread_out,
     summed_scores,
 )
 from fedgrove.nets import Net
+from fedgrove.parts import local
+from fedgrove.parts.local import SGD, LocalTraining
 
 
 def plan(*sizes_by_weight):
@@ -81,10 +89,32 @@ def test_blocks_in_use_are_within_the_budget_and_no_more_of_them_would_be(budget
     taken = chosen(scores, blocks, budget)
     numbers = torch.tensor(sizes_of(blocks), dtype=torch.float64)
     room = budget * numbers.sum() - numbers[taken].sum()
-    assert room >= 0
+    assert room >= -1e-9
     assert all(bool(taken[cut.first]) for cut in blocks)
     for left_out in numbers[~taken]:
         assert left_out > room
+
+
+@given(
+    budget=st.floats(0.1, 1.0),
+    seed=st.integers(0, 999),
+    weights=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=5), min_size=1, max_size=5),
+)
+def test_size_by_size_is_block_by_block(budget, seed, weights):
+    """The paper's greedy rule, one block after another; blocks of one weight have one size."""
+    blocks = plan(*((sizes[0],) * (len(sizes) - 1) + (min(sizes),) for sizes in weights))
+    sizes = sizes_of(blocks)
+    # Ties too.
+    scores = torch.randint(0, 4, (len(sizes),), generator=torch.Generator().manual_seed(seed)) / 4
+    first = {cut.first for cut in blocks}
+    room = budget * sum(sizes) + 1e-9
+    expected = [False] * len(sizes)
+    worth = [math.inf if i in first else float(scores[i]) / sizes[i] for i in range(len(sizes))]
+    for i in sorted(range(len(sizes)), key=lambda i: -worth[i]):
+        if sizes[i] <= room:
+            room -= sizes[i]
+            expected[i] = True
+    assert chosen(scores, blocks, budget).tolist() == expected
 
 
 @given(seed=st.integers(0, 999), budget=st.floats(0.3, 1.0))
@@ -96,7 +126,7 @@ def test_with_blocks_of_one_size_greedy_is_the_best_there_is(seed, budget):
     best = 0.0
     for choice in itertools.product((0.0, 1.0), repeat=6):
         keeps_first = choice[0] and choice[4]
-        if keeps_first and 3 * sum(choice) <= budget * 18:
+        if keeps_first and 3 * sum(choice) <= budget * 18 + 1e-9:
             best = max(best, float((torch.tensor(choice) * scores).sum()))
     assert float(scores[chosen(scores, blocks, budget)].sum()) == pytest.approx(best)
 
@@ -140,33 +170,74 @@ def test_scores_are_summed_over_examples():
     assert float(sums["examples"]) == 2
 
 
+def test_gates_are_scores_of_blocks_in_use_by_hand():
+    """Two blocks of 1 of two weights each; the first of each stays, half fit: the others are out.
+
+    The least score of 5 blocks is .2. The score .75 has the gradient 1 + .75, the score .1, which is
+    below the least, 1; a block that is not in use has none.
+    """
+    blocks = plan((1, 1), (1, 1))
+    scores = torch.tensor([0.75, 0.9, 0.1, 0.8], requires_grad=True)
+    gates = make_gates(scores, blocks, 0.5, least_score(5, 0.5))
+    assert gates.tolist() == pytest.approx([0.75, 0, 0.1, 0])
+    (slope,) = torch.autograd.grad(gates.sum(), [scores])
+    assert slope.tolist() == pytest.approx([1.75, 0, 1, 0])
+
+
 def test_the_gates_gradient_goes_straight_through():
-    """Of a loss at gates of 0 and 1, by the scores, worked by hand."""
+    """Of the loss of a model of two blocks, its rows; the first one stays, the second one is out.
+
+    The score of the first is sigmoid(ln 3) = .75, so logits are (.75, 0), and its derivative by the
+    gating layer's logit is .75 * .25; that of the gate by the score 1 + .75.
+    """
     model = Net(nn.Linear(2, 2, bias=False), (2,))
     gate = Net(GatingLayer(2, 2), (2,))
     nets = {"model": model, "gate": gate}
     gate.nets = nets
     model.nets = nets
     weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-    # Two blocks, the rows; half of the weights: the first row stays, the second is out.
-    tree = {name: torch.zeros_like(leaf).requires_grad_() for name, leaf in gate.params().items()}
+    tree = {name: torch.zeros_like(leaf) for name, leaf in gate.params().items()}
+    tree["linear.bias"] = torch.tensor([math.log(3), 5.0])
+    tree = {name: leaf.requires_grad_() for name, leaf in tree.items()}
     x = torch.tensor([[1.0, 1.0]])
     one = batch(x, [0], [1.0])
     loss, _ = GatedLoss(2, 0.5)(gate(tree, x, train=True), tree, one, {"model": {"weight": weight}})
-    # Logits (1, 0): loss = -ln(e / (e + 1)) = ln(1 + 1/e).
-    assert loss.item() == pytest.approx(torch.log1p(torch.exp(torch.tensor(-1.0))).item())
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-0.75)))
     (bias,) = torch.autograd.grad(loss, [tree["linear.bias"]])
-    # dL/dlogit = (p - 1, 1 - p) with p = e / (e + 1); each logit is its gate times (1, 2); and the
-    # score's derivative by its logit is .5 * .5. The gate that is shut has a gradient, too.
-    p = torch.sigmoid(torch.tensor(1.0)).item()
-    assert bias.tolist() == pytest.approx([(p - 1) * 1 * 0.25, (1 - p) * 2 * 0.25])
+    p = 1 / (1 + math.exp(-0.75))
+    assert bias.tolist() == pytest.approx([(p - 1) * 1 * 1.75 * 0.75 * 0.25, 0], abs=1e-7)
 
 
-def test_the_mask_names_every_prunable_weight():
+def test_the_model_trains_under_its_gates_by_hand():
+    """Weights (ln 9, 5), gates (.5, 0): logits (ln 3, 0), p = (3/4, 1/4).
+
+    By the first weight the gradient is -1/4 * .5: with lr 1 it becomes ln 9 + 1/8. The second one is
+    masked.
+    """
+    net = Net(nn.Linear(1, 2, bias=False), (1,))
+    recipe = LocalTraining(1, 1, SGD(1.0))
+    trains = [s for s in PFedGate(local=recipe).work("train") if isinstance(s, Train)]
+    stage = trains[1]
+    assert stage.at is scaled
+    carry = {
+        "model": {"weight": torch.tensor([[math.log(9)], [5.0]])},
+        "chosen": {"weight": torch.tensor([[True], [False]])},
+        "gates": {"weight": torch.tensor([[0.5], [0.0]])},
+        "settings": {"round": torch.tensor(0.0)},
+        "aux": {},
+    }
+    one = batch(torch.ones(1, 1), [0], [1.0])
+    lean = local.train(net, stage, carry, [one])
+    pure = local.step(net, stage, local.start_training(net, stage, carry), one)
+    for trained in (lean, pure):
+        weight = trained["local"]["weight"].flatten().tolist()
+        assert weight == pytest.approx([math.log(9) + 0.125, 0])
+
+
+def test_a_gate_for_every_prunable_weight():
     net = Net(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (4,))
-    blocks = cuts(net.layout, 4)
     scores = torch.tensor([0.1, 0.9, 0.2, 0.3, 0.1, 0.8, 0.7, 0.2])
-    mask = block_mask(scores, blocks, 0.5)
+    gates = PFedGate(blocks=4)._gates(scores, net.layout)
     # 16 of 32: the first rows, then the rows of .9 and .8.
-    assert mask["0.weight"].all(1).tolist() == [True, True, False, False]
-    assert mask["1.weight"].all(1).tolist() == [True, True, False, False]
+    assert gates["0.weight"][:, 0].tolist() == pytest.approx([0.1, 0.9, 0, 0])
+    assert gates["1.weight"][:, 3].tolist() == pytest.approx([0.1, 0.8, 0, 0])

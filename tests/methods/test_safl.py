@@ -18,8 +18,8 @@ from torch import nn
 
 import fedgrove
 from fedgrove import trees
-from fedgrove.channels.find_groups import make_channel_mask
-from fedgrove.channels.selection import FilterL1
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
+from fedgrove.channels.selection import FilterL1, Gamma
 from fedgrove.channels.shrink import cut_channels
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Pool, Serial
@@ -27,8 +27,10 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
+from fedgrove.methods.safl.method import Fusion
 from fedgrove.methods.safl.slimming import GammaDistance, GammaL1, stepwise
 from fedgrove.nets import Net
+from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.checkpoint import state_from_json, state_to_json
 from fedgrove.runs.rounds import plan, plan_scoring
@@ -140,6 +142,41 @@ def test_tied_channels_of_a_cluster_are_decided_by_their_scales() -> None:
     state = method.fold(method.init(START), reports)
     assert state.channels[0]["0"].tolist() == [False, True, True]
     assert state.models[0]["1.weight"].tolist() == pytest.approx([0, 0.1, -0.8])
+
+
+def test_a_cluster_keeps_as_many_channels_as_its_clients_do_on_average() -> None:
+    """Both clients keep the two channels of the first layer and three of six of the second.
+
+    That is 10 of 2 * 8: five channels stay, those kept twice and, of the two kept once, the one
+    with the larger scale, -.8 against .5. (The mean of the layers' shares, (1 + 1/2) / 2, would
+    keep six.)
+    """
+    net = Net(
+        nn.Sequential(
+            nn.Linear(1, 2),
+            nn.BatchNorm1d(2),
+            nn.ReLU(),
+            nn.Linear(2, 6),
+            nn.BatchNorm1d(6),
+            nn.ReLU(),
+            nn.Linear(6, 1),
+        ),
+        (1,),
+    )
+    before = {k: torch.full(s, 9.0) for k, s in net.layout.shapes.items()}
+    fusion = Fusion(find_groups(net), Gamma(), WeightedMean().start(before))
+    for second, place, scale in (
+        (flags(1, 1, 1, 0, 0, 0), 2, 0.5),
+        (flags(1, 1, 0, 1, 0, 0), 3, -0.8),
+    ):
+        mask = make_channel_mask(net, {"0": flags(1, 1), "3": second})
+        values = {k: torch.ones(s) for k, s in net.layout.shapes.items()}
+        values["4.weight"][place] = scale
+        fusion.add(Packet(trees.apply_mask(values, mask), mask))
+    model, channels = fusion.value()
+    assert channels["0"].tolist() == [True, True]
+    assert channels["3"].tolist() == [True, True, False, True, False, False]
+    assert model["4.weight"].tolist() == pytest.approx([1, 1, 0, -0.8, 0, 0])
 
 
 def test_a_fold_of_stage_2_by_hand() -> None:
@@ -414,6 +451,15 @@ def test_two_kinds_of_clients_end_in_two_clusters(tmp_path: Path) -> None:
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
+def test_the_papers_bytes_of_three_rounds_of_stage_1_by_hand() -> None:
+    """The net has 3 + 3 weights and biases, 3 + 3 of the norm, 3 + 1: 16; with two channels 11, with
+    one 6. Stage 1 with K = 2 and N = 3: 3 (5 * 16 + 2 (16 + 11) + (16 + 11 + 6)) = 501; its last
+    round's model is not sent down again. Stage 2: 7 rounds, 2 clients, both ways: 168.
+    """
+    method = SAFL(densities=(1.0, 2 / 3, 1 / 3), clusters=2, guided=1, tune=1)
+    assert method.paper_bytes(NET, clients=3, cohort=2, rounds=10) == 4 * (501 + 168)
+
+
 def test_the_ledger_is_the_papers_formula_with_measured_sizes(tmp_path: Path) -> None:
     """Values of 4 bytes, headers and masks apart. The formula also counts (K + 1) N M before the first round, which
     both sides draw from the seed, and a last download, which is delivered and not planned; norm layers do not travel in
@@ -528,6 +574,6 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         Hermes(tune=0)
     with pytest.raises(
-        InputError, match=r"no norm layers behind its channels; score them by FilterL1"
+        InputError, match=r"no norm layers after its channels; score them by FilterL1"
     ):
         play(run_of(safl(), tmp_path / "b", net="mlp"), Serial())

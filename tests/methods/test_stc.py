@@ -199,7 +199,8 @@ def only_a_head() -> Net:
 
 
 @pytest.mark.parametrize(
-    ("net", "why"), [(headless, "it has none"), (only_a_head, "nothing is shared")]
+    ("net", "why"),
+    [(headless, "no layer with parameters"), (only_a_head, "nothing would be shared")],
 )
 def test_a_net_that_cannot_keep_its_head_at_home_is_refused(net, why: str) -> None:
     made = net()

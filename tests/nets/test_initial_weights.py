@@ -67,13 +67,13 @@ def test_all_but_the_head(tmp_path: Path) -> None:
     [
         (
             {"conv1__weight": torch.zeros(4, 1, 5, 5)},
-            "'conv1.weight' is (4, 1, 5, 5) and in the net (4, 1, 3, 3). Give the weights of this",
+            "'conv1.weight' is (4, 1, 5, 5) and in the net (4, 1, 3, 3). Give weights of exactly this",
         ),
-        ({"norm2__running_var": None}, "'norm2.running_var' is not in it. Give the weights of"),
-        ({"fc1__weight": torch.zeros(1)}, "'fc1.weight' is not in the net. Give the weights of"),
+        ({"norm2__running_var": None}, "'norm2.running_var' is not in it. Give weights of"),
+        ({"fc1__weight": torch.zeros(1)}, "'fc1.weight' is not in the net. Give weights of"),
         (
             {"head__weight": torch.zeros(9, 32), "head__bias": torch.zeros(9)},
-            "Only the head differs, as where there are other classes: to take all but the head",
+            "Only the head differs, for example because the classes differ: to load everything except the head",
         ),
         ({"conv1__weight": torch.full((4, 1, 3, 3), torch.nan)}, "not finite (NaN or infinity)"),
         ({"conv1__weight": torch.zeros(4, 1, 3, 3).long()}, "is torch.int64; weights must be"),
@@ -88,7 +88,7 @@ def test_what_does_not_fit(changes: dict[str, Tensor], sentence: str, tmp_path: 
 
 
 def test_body_still_has_to_fit(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'conv1\.weight' is .*; and 6 more\. Give the weights"):
+    with pytest.raises(InputError, match=r"'conv1\.weight' is .*; and 6 more\. Give weights"):
         taken(weights(), tmp_path, module(width=6), ":body")
     headless = nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten())
     with pytest.raises(InputError, match="has no linear layer that could be its head"):

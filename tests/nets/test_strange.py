@@ -46,11 +46,11 @@ FEW_METHODS = ["fedavg", "ca-afp", "heterofl"]
 
 REFUSED = {
     "channels": r"cannot be used with net \w+: it has no channels that can be removed\.",
-    "norms": r"cannot be used with net \w+: it has no norm layers behind its channels; score",
+    "norms": r"cannot be used with net \w+: it has no norm layers after its channels; score",
     "weights": r"cannot be used with net \w+: it has no weights that can be pruned",
     "layers": r"cannot be used with net \w+: the last 2 layers are shared, and it has 1 with",
     "complex": r"net 'Fourier' has 'filters' of type torch.complex64; parameters are real",
-    "pair": r"net 'Pair' gave a tuple of 2 .* it must give the logits alone",
+    "pair": r"net 'Pair' gave a tuple of 2 .* it must return only the logits",
 }
 """The sentences by the word that the table has for them."""
 

@@ -172,7 +172,7 @@ def test_masks_and_the_previous_model_are_left_alone() -> None:
 def test_where_nobody_counts_the_previous_model_stays() -> None:
     assert trees.identical(over_those().value(), PREVIOUS)
     assert trees.identical(over_those(({"w": torch.ones(4)}, None, 0)).value(), PREVIOUS)
-    with pytest.raises(ValueError, match="an average of nothing"):
+    with pytest.raises(ValueError, match="the average of no trees"):
         WeightedMean().start().value()
 
 

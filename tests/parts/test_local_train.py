@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -411,6 +412,113 @@ def test_clipping_overlooks_what_is_frozen() -> None:
     ):
         assert float(after["local"]["bias"]) == pytest.approx(3.5)
         assert float(after["local"]["weight"]) == 3
+
+
+def linear(w: tuple[float, float], **more: trees.Tree) -> tuple[Net, Batch, Carry]:
+    """Two weights, one example x = 1 of class 0, in double precision."""
+    net = Net(nn.Linear(1, 2, bias=False).double(), (1,))
+    one = torch.ones(1, dtype=F64)
+    batch = Batch(one[:, None], torch.tensor([0]), one, torch.arange(1), torch.tensor(0))
+    start = {"weight": torch.tensor(w, dtype=F64)[:, None]}
+    settings = {"round": torch.tensor(0.0, dtype=F64)}
+    carry: Carry = {"model": start, "aux": {}, "settings": settings, **more}
+    return net, batch, carry
+
+
+def weights(tree: trees.Tree) -> list[float]:
+    found: list[float] = tree["weight"].flatten().tolist()
+    return found
+
+
+def test_a_kept_velocity_is_0_where_the_mask_is_by_hand() -> None:
+    """w = (0, 3), velocity (4, 4) of earlier rounds; the mask prunes the second weight.
+
+    At (0, 0) p = (1/2, 1/2), so the gradient is (-1/2, 1/2) and masked (-1/2, 0). Momentum .5:
+    v = (.5 * 4 - 1/2, 0) = (1.5, 0), and lr .1: w = (-.15, 0). With the old velocity the pruned
+    weight would have become -.2.
+    """
+    mask = {"weight": torch.tensor([[True], [False]])}
+    kept = {"weight": torch.full((2, 1), 4.0, dtype=F64)}
+    net, batch, carry = linear((0.0, 3.0), **{"model.mask": mask, "optimiser.v": kept})
+    stage = Train(CrossEntropy(), LocalTraining(1, 1, SGD(0.1, momentum=0.5), keep_state=True))
+    in_place, pure = both(net, stage, carry, batch)
+    for after in (in_place, pure):
+        assert weights(after["local"]) == pytest.approx([-0.15, 0], abs=1e-15)
+    assert weights(in_place["optimiser.v"]) == pytest.approx([1.5, 0])
+    assert pure[local.OPTIMISER]["v"].tolist() == pytest.approx([1.5, 0])
+    # What the client remembers is not written into.
+    assert weights(kept) == [4, 4]
+
+
+def test_adams_step_counter_goes_on_by_hand() -> None:
+    """After one step of a gradient of 0 (t = 1, m = v = 0) comes one of (-1/2, 1/2).
+
+    betas .5 and .75: m = (-1/4, 1/4), v = (1/16, 1/16); with t = 2 m / (1 - .25) = -1/3 and
+    v / (1 - .5625) = 1/7: w moves by lr * 1/3 * sqrt 7. Reset, t = 1, it would move by lr.
+    """
+    zeros = {"weight": torch.zeros(2, 1, dtype=F64)}
+    state = {
+        "optimiser.m": zeros,
+        "optimiser.v": zeros,
+        "optimiser.t": {"t": torch.tensor(1.0, dtype=F64)},
+    }
+    net, batch, carry = linear((0.0, 0.0), **state)
+    rule = Adam(0.1, beta1=0.5, beta2=0.75, eps=1e-12)
+    stage = Train(CrossEntropy(), LocalTraining(1, 1, rule, keep_state=True))
+    in_place, pure = both(net, stage, carry, batch)
+    moved = 0.1 * 7**0.5 / 3
+    for after in (in_place, pure):
+        assert weights(after["local"]) == pytest.approx([moved, -moved])
+    assert float(in_place["optimiser.t"]["t"]) == float(pure[local.OPTIMISER]["t"]) == 2
+    assert float(state["optimiser.t"]["t"]) == 1
+    reset = replace(stage, local=replace(KEEPS_NOTHING, optimiser=rule))
+    for after in both(net, reset, linear((0.0, 0.0))[2], batch):
+        assert weights(after["local"]) == pytest.approx([0.1, -0.1])
+
+
+KEEPS_NOTHING = LocalTraining(1, 1)
+
+
+def test_a_state_that_does_not_fit_is_not_used() -> None:
+    net, _, carry = linear((0.0, 0.0))
+    stage = Train(CrossEntropy(), LocalTraining(1, 1, Adam(0.1), keep_state=True))
+    place = local.place_of_state("train:evidence", 1)
+    assert place == "optimiser.train.1."
+    ones = {"weight": torch.ones(2, 1, dtype=F64)}
+    counted = {"t": torch.tensor(5.0, dtype=F64)}
+    kept = {f"{place}m": ones, f"{place}v": ones, f"{place}t": counted}
+    found = local.find_state(net, stage, carry, kept, place)
+    assert found == {"optimiser.m": ones, "optimiser.v": ones, "optimiser.t": counted}
+    other_shape = {"weight": torch.ones(3, 1, dtype=F64)}
+    for wrong in (
+        {f"{place}m": ones},
+        {**kept, f"{place}v": other_shape},
+        {**kept, f"{place}v": {"other": ones["weight"]}},
+        {name.replace("train", "probe"): tree for name, tree in kept.items()},
+    ):
+        first = local.find_state(net, stage, carry, wrong, place)
+        assert weights(first["optimiser.m"]) == weights(first["optimiser.v"]) == [0, 0]
+        assert float(first["optimiser.t"]["t"]) == 0
+    resets = replace(stage, local=LocalTraining(1, 1, Adam(0.1)))
+    assert local.find_state(net, resets, carry, kept, place) == {}
+
+
+def halve(params: Tree, carry: Carry) -> Tree:
+    """A projection that a test can follow."""
+    return {name: leaf / 2 for name, leaf in params.items()}
+
+
+def test_a_projection_comes_before_every_step_by_hand() -> None:
+    """w = (2 ln 3, 0) is halved to (ln 3, 0): p = (3/4, 1/4), gradient (-1/4, 1/4).
+
+    With lr 1 w = (ln 3 + 1/4, -1/4). No batch: no step, and nothing is halved.
+    """
+    net, batch, carry = linear((2 * math.log(3), 0.0))
+    stage = Train(CrossEntropy(), LocalTraining(1, 1, SGD(1.0)), project=halve)
+    for after in both(net, stage, carry, batch):
+        assert weights(after["local"]) == pytest.approx([math.log(3) + 0.25, -0.25])
+    assert weights(local.train(net, stage, carry, [])["local"]) == [2 * math.log(3), 0]
+    assert weights(carry["model"]) == [2 * math.log(3), 0]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Scores, allocations and masks: golden values and exact counts."""
+"""Allocations and masks: golden values and exact counts."""
 
 import pytest
 import torch
@@ -9,13 +9,8 @@ from fedgrove.errors import InputError
 from fedgrove.methods.ca_afp.phases import Churn
 from fedgrove.parts.allocate import ERK, GlobalRank, Uniform
 from fedgrove.parts.mask import best, prune, regrow, top
-from fedgrove.parts.score import Magnitude
 
 SCORES = {"a": torch.tensor([[4.0, 1.0], [3.0, 2.0]]), "b": torch.tensor([5.0, 0.5])}
-
-
-def test_magnitude_by_hand() -> None:
-    assert Magnitude()({"w": torch.tensor([-3.0, 0.0, 2.0])})["w"].tolist() == [3.0, 0.0, 2.0]
 
 
 def test_uniform_by_hand() -> None:

@@ -467,7 +467,7 @@ def test_nobody_and_clients_without_weight(rule: Averaging) -> None:
     assert trees.identical(under_way.value(), previous)
     with pytest.raises(ValueError, match="weight is -1; it must be 0 or more"):
         under_way.add({"w": torch.tensor([5.0])}, -1)
-    with pytest.raises(ValueError, match="an average of nothing"):
+    with pytest.raises(ValueError, match="the average of no trees"):
         rule.start().value()
 
 

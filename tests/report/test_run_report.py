@@ -15,7 +15,7 @@ VOID = {"meta", "br"}
 SECTIONS = [
     "Round by round",
     "Every client",
-    "Groups and how alike models are",
+    "Groups and similarity of models",
     "Layer by layer",
     "Where the bytes went",
     "Losses and refusals",
@@ -76,7 +76,7 @@ def test_clients_without_groups_are_of_one_kind() -> None:
     clients = [{**client, "group": None} for client in record().clients]
     text = read(record(clients=clients, similar=["a", "b"], similarity=[[1.0, 0.0], [0.0, 1.0]]))
     assert "in no group" not in text
-    assert "How alike models are" in text
+    assert "Similarity of models" in text
     assert "Groups and" not in text
     some = [{**client, "group": None} for client in record().clients[:3]]
     assert "in no group (3)" in read(record(clients=[*record().clients[3:], *some]))
@@ -103,12 +103,13 @@ def test_the_headline_by_hand() -> None:
     local = summary(12, 8, method="local", accuracy_mean=0.25)
     # 8 times 3 MiB of 48 MiB.
     assert headline(own, {"fedavg": fedavg, "local": local}) == (
-        "ca-afp gives its 12 clients 75.0 % accuracy on average before fine-tuning, where fedavg gives 50.0 % and "
-        "training alone gives 25.0 %, with 50 % of fedavg's bytes and 50 % of the weights."
+        "ca-afp gives its 12 clients 75.0 % accuracy on average before fine-tuning, where fedavg "
+        "gives 50.0 % and training alone gives 25.0 %, with 50 % of fedavg's bytes and 50 % of the "
+        "weights."
     )
     assert headline(own, {}) == (
-        "ca-afp gives its 12 clients 75.0 % accuracy on average before fine-tuning, with 50 % of the weights; 24.0 "
-        "MiB were sent in all."
+        "ca-afp gives its 12 clients 75.0 % accuracy on average before fine-tuning, with 50 % of "
+        "the weights; 24.0 MiB were sent in total."
     )
     # Against itself there is nothing to say.
     assert "where" not in headline(fedavg, {"fedavg": fedavg})

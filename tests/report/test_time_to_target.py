@@ -29,7 +29,7 @@ def test_two_runs_by_hand() -> None:
     assert (found["metric"], found["to"], found["chosen"]) == (
         "accuracy",
         0.7,
-        "the best that all reach",
+        "the highest that all reach",
     )
     assert found["runs"] == [
         {
@@ -122,12 +122,14 @@ def test_what_cannot_be_compared_is_refused() -> None:
         read_curve("run", "fedavg", [line(1, 1.0, None, tasks={})])
     old = line(1, 1.0, 0.5)
     del old["virtual_clock"]
-    with pytest.raises(InputError, match=r"^run was trained before there was a clock"):
+    with pytest.raises(InputError, match=r"^run was trained by a version without a clock"):
         read_curve("run", "fedavg", [old])
     one = read_curve("one", "fedavg", QUICK)
     other = read_curve("two", "fedavg", [{**line(1, 1.0, None), "metric": "f1", "f1_mean": 0.5}])
     with pytest.raises(InputError, match=r"^one reports accuracy and two f1; compare runs of one"):
         find_times([one, other])
     for wanted in (0.0, 90.0, -1.0, float("nan")):
-        with pytest.raises(InputError, match=r"^--to is .*; it must be a share, as 0.9 for 90 % "):
+        with pytest.raises(
+            InputError, match=r"^--to is .*; it must be a share, such as 0.9 for 90 % "
+        ):
             find_times([one], wanted)

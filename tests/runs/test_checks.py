@@ -64,7 +64,7 @@ METRICS: list[tuple[Callable[..., Any], str]] = [
         lambda o, y: {"good": column(o, y), "bad": column(o, y).repeat(3, 1).T},
         r"metric mine, bad, gives",
     ),
-    (lambda o, y: (o - y).abs().mean(1), r"of an example changes with .* and y is \(7,\): bring"),
+    (lambda o, y: (o - y).abs().mean(1), r"of an example changes with .* and y is \(7,\): give"),
     (
         lambda o, y: {"loss": column(o, y)},
         "a number called loss, which the library computes itself",
@@ -116,7 +116,7 @@ LOST_REASONS: list[tuple[Callable[..., Any], str]] = [
     (lambda o, y: ((o - y) ** 2).mean(1), r"changes with .* Here outputs are \(7, 1\) and y is"),
     (
         lambda o, y: (column(o, y) ** 2).mean(),
-        r"of shape \(\) for 2 examples; .* no mean over them",
+        r"of shape \(\) for 2 examples; .* the library takes their mean",
     ),
     (lambda o, y: column(o.detach(), y) ** 2, "has no gradient with respect to the outputs"),
     (lambda o, y: (column(o, y) > 0).long(), "has no gradient"),
@@ -237,5 +237,7 @@ class NoStage(methods.FedAvg):
 
 
 def test_what_is_no_stage_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the work of 'use' holds 3, which is no stage; it must"):
+    with pytest.raises(
+        InputError, match="the work of 'use' contains 3, which is not a stage; it must"
+    ):
         build(NoStage(), flat(), Memory(tmp_path))

@@ -146,8 +146,8 @@ def test_a_trace_that_ends_before_the_run_is_named(tmp_path: Path) -> None:
     run = two_clients(tmp_path, trace={0: changing, 1: constant})
     assert make_notes(run, 5.0) == []
     assert make_notes(run, 12.5) == [
-        "the trace ended before the run for 1 of 2 clients, the first at 5 s of 12.5 s: they kept "
-        "their last bandwidth"
+        "the trace ended before the run for 1 of 2 clients, the first at 5 s of 12.5 s: their last "
+        "bandwidths stayed in effect"
     ]
     assert make_notes(two_clients(tmp_path), 99.0) == []
 

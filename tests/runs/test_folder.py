@@ -53,7 +53,7 @@ def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     RunFolder.create(path, "seed = 1\n")
     with pytest.raises(
-        InputError, match=r"exists; runs are never overwritten\. Give another --out, or resume"
+        InputError, match=r"exists; runs are never overwritten\. Give a different --out, or resume"
     ):
         RunFolder.create(path, "seed = 2\n")
     assert RunFolder.open(path).config == "seed = 1\n"
@@ -253,7 +253,7 @@ def test_from_a_damaged_checkpoint_the_one_before_is_taken(which: str, tmp_path:
 
     again = replace(run, memory=Memory(at), known_state=KnownState())
     with pytest.warns(
-        FolderWarning, match=rf"{path.name} is (damaged|missing).*goes on from .* round 1"
+        FolderWarning, match=rf"{path.name} is (damaged|missing).*continues from .* round 1"
     ):
         found = train_alone(Member(again, RunFolder.open(folder.path), 1), Serial())
     assert timeless(found) == timeless(expected)
@@ -275,7 +275,7 @@ def test_where_both_checkpoints_are_damaged_nothing_is_changed(tmp_path: Path) -
     (at / "old.part").write_text("")
     before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
     with pytest.raises(
-        DamageError, match=r"state\.000003.*before.*state\.000001.*Nothing was changed"
+        DamageError, match=r"state\.000003.*previous.*state\.000001.*Nothing was changed"
     ):
         folder.restore(run)
     assert {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()} == before

@@ -71,12 +71,12 @@ NAN = MODEL | {"bias": torch.tensor([0.0, math.nan])}
 RANGED = ExpectedReport(HOLDS.packets, {"group": (0, 2)})
 SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
     "malformed": [
-        (b"\x00", HOLDS, "client 4 answered with a bytes, which is no report."),
-        (None, HOLDS, "client 4 answered with a NoneType, which is no report."),
+        (b"\x00", HOLDS, "client 4 answered with a bytes, which is not a report."),
+        (None, HOLDS, "client 4 answered with a NoneType, which is not a report."),
         (
             replace(GOOD, memory="../../etc/passwd"),
             HOLDS,
-            "client 4 names '../../etc/passwd' as what it remembers.",
+            "client 4 names '../../etc/passwd' as its memory.",
         ),
         (
             giving(None),
@@ -91,8 +91,12 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
         ),
     ],
     "client": [
-        (replace(GOOD, of=1), HOLDS, "client 4 was asked, and the report is of client 1."),
-        (replace(GOOD, of=-1), HOLDS, "client 4 was asked, and the report is of client -1."),
+        (replace(GOOD, of=1), HOLDS, "client 4 was given the task, but the report names client 1."),
+        (
+            replace(GOOD, of=-1),
+            HOLDS,
+            "client 4 was given the task, but the report names client -1.",
+        ),
     ],
     "examples": [
         (
@@ -113,7 +117,7 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
             RANGED,
             "client 4 sent group = -inf, which is not finite.",
         ),
-        (GOOD, RANGED, "client 4 sent no group, which the answer must hold."),
+        (GOOD, RANGED, "client 4 sent no group, which the answer must contain."),
         (
             replace(GOOD, metrics={"group": 3}),
             RANGED,
@@ -151,17 +155,17 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
         (
             giving({"bias": torch.zeros(2)}),
             HOLDS,
-            "client 4 sent model with other tensors than were asked for: weight on one side only.",
+            "client 4 sent model with tensors that differ from the requested ones: weight on one side only.",
         ),
         (
             giving(MODEL | {"scores": torch.zeros(7)}),
             HOLDS,
-            "client 4 sent model with other tensors than were asked for: scores on one side only.",
+            "client 4 sent model with tensors that differ from the requested ones: scores on one side only.",
         ),
         (
             giving(dict(reversed(MODEL.items()))),
             HOLDS,
-            "client 4 sent model with other tensors than were asked for: another order.",
+            "client 4 sent model with tensors that differ from the requested ones: another order.",
         ),
         (
             giving(MODEL | {"bias": torch.zeros(2, dtype=torch.complex64)}),
@@ -191,12 +195,12 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
         (
             giving(SPARSE, {"weight": ~MASK["weight"]}),
             MASKED_HOLDS,
-            "client 4 sent model with another mask than it was sent.",
+            "client 4 sent model with a mask that differs from the one it was sent.",
         ),
         (
             giving(SPARSE, MASK | {"bias": torch.ones(2).bool()}),
             MASKED_HOLDS,
-            "client 4 sent model with another mask than it was sent.",
+            "client 4 sent model with a mask that differs from the one it was sent.",
         ),
         (
             giving(MODEL, MASK),
@@ -262,7 +266,7 @@ def test_a_mask_of_the_clients_own() -> None:
     other = {"weight": ~MASK["weight"]}
     said = {
         "values outside its mask in weight.": (SPARSE, other),
-        "a mask of scale, which it does not hold.": (MODEL, {"scale": torch.ones(2).bool()}),
+        "a mask of scale, which it does not contain.": (MODEL, {"scale": torch.ones(2).bool()}),
         "a mask of torch.bool and shape (3, 2) in weight.": (
             MODEL,
             {"weight": torch.ones(3, 2).bool()},

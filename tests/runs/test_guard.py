@@ -119,14 +119,19 @@ def test_an_engines_bug_is_not_laid_at_the_methods_door(tmp_path: Path) -> None:
         play(make_run(Mine(), tmp_path), Broken())
 
 
-class Forgetful(methods.FedAvg):
-    def fold(self, state: Any, reports: Any) -> Any:
-        super().fold(state, reports)
-
-
-def test_a_fold_that_returns_nothing(tmp_path: Path) -> None:
-    with pytest.raises(MethodError, match="forgetful: fold gives a NoneType; it must return"):
-        play(make_run(Forgetful(), tmp_path), Serial())
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("init", "forgetful: init gives a NoneType; it must return a state, which has a round"),
+        ("plan", "forgetful: plan gives a NoneType; it must return a list of tasks"),
+        ("fold", "forgetful: fold gives a NoneType; it must return a state, which has a round"),
+        ("deliver", "forgetful: a task sends a NoneType; deliver and plan must give packets"),
+    ],
+)
+def test_a_function_that_returns_nothing(function: str, sentence: str) -> None:
+    Forgetful = type("Forgetful", (methods.FedAvg,), {function: lambda *given: None})
+    with pytest.raises((EngineError, MethodError), match=sentence):
+        fg.run(Forgetful(), data="digits", clients=3, rounds=1, progress=False, engine="serial")
 
 
 class Figured(methods.FedAvg):
@@ -149,7 +154,7 @@ def test_any_one_number_is_a_figure(figure: Any) -> None:
         ({"a": float("nan")}, "the number 'a' of server_metrics is nan; give one finite number"),
         ({"a": torch.ones(2)}, r"the number 'a' of server_metrics is tensor\(\[1., 1.\]\)"),
         ({"a": None}, "the number 'a' of server_metrics is None"),
-        (None, "server_metrics gives a NoneType; give a dictionary"),
+        (None, "server_metrics gives a NoneType; it must return a dictionary of numbers"),
     ],
 )
 def test_what_is_no_figure_is_refused(given: Any, sentence: str) -> None:

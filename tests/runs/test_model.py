@@ -319,7 +319,7 @@ def test_groups_are_named_where_there_is_no_model_for_all() -> None:
     assert "clients share" in grouped.model(group=0).who
     with pytest.raises(InputError, match="no group 9"):
         grouped.model(group=9)
-    with pytest.raises(InputError, match="one or the other"):
+    with pytest.raises(InputError, match="either a client or a group"):
         grouped.model(0, group=0)
 
 
@@ -419,7 +419,7 @@ def test_code_in_a_file_is_run_only_if_it_is_trusted(
 
 def test_a_method_that_predicts_in_its_own_way_is_refused() -> None:
     result = fg.run("fedem", data="digits", clients=3, **{**QUICK, "rounds": 1})
-    with pytest.raises(InputError, match=r"predict in the way of their method, fedem"):
+    with pytest.raises(InputError, match=r"predict in their method's own way, fedem"):
         result.model(0)
 
 

@@ -114,7 +114,7 @@ def test_a_task_that_lags_is_asked_alone() -> None:
 
 def test_reports_that_come_apart_are_refused() -> None:
     server = PerTask(methods.Local(), lambda k, _: "a" if k < 2 else "b", range(4))
-    with pytest.raises(EngineError, match="reports of task 'a' came apart"):
+    with pytest.raises(EngineError, match="reports of task 'a' are not next to each other"):
         server.fold(local_states(0, 0), iter([Report(0), Report(2), Report(1)]))
 
 
@@ -201,6 +201,6 @@ def test_a_sweep_names_its_runs_so(tmp_path: Path) -> None:
 
 
 def test_one_task_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="per_task is given, and the clients have no tasks"):
+    with pytest.raises(InputError, match="per_task is given, but the clients have no tasks"):
         fg.run("fedavg", per_task=True, out=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

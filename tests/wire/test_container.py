@@ -235,8 +235,8 @@ def test_the_helper_makes_a_good_payload() -> None:
 
 def test_frames_are_refused() -> None:
     good = payload(entry(), GOOD)
-    refused(b"", "no fedgrove payload")
-    refused(b"PK\x03\x04" + good[4:], "no fedgrove payload")
+    refused(b"", "not a fedgrove payload")
+    refused(b"PK\x03\x04" + good[4:], "not a fedgrove payload")
     refused(sealed(b"fgrv\x02" + good[5:-4]), "version 2")
     refused(good[:-1], "checksum")
     refused(good[:-6] + bytes([good[-6] ^ 1]) + good[-5:], "checksum")
@@ -271,7 +271,7 @@ def test_indices_are_refused(index: bytes, words: str) -> None:
 def test_more_indices_are_refused() -> None:
     refused(payload(entry() + entry(), GOOD * 2, count=2), "twice")
     refused(payload(entry(), GOOD, count=1 << 15), "number of tensors")
-    refused(payload(entry(form=0x13), GOOD, flags=1), "does not say which")
+    refused(payload(entry(form=0x13), GOOD, flags=1), "does not name it")
     refused(payload(entry(form=0x12), GOOD, flags=1), "needs two")
 
 

@@ -283,7 +283,7 @@ def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) 
     assert "2.22" in first
     assert "Flower" not in first
     line = next(line for line in second.splitlines() if line.startswith("Flower"))
-    # Rounds of 3 beside 3, in all 26 s beside 12, a start of 20 - 3; 2**30 bytes.
+    # Rounds of 3 compared with 3, in all 26 s compared with 12, a start of 20 - 3; 2**30 bytes.
     assert line.split() == [
         "Flower",
         "3.0000",

@@ -53,7 +53,7 @@ def rows_of(memory: list[int], cpu: list[float]) -> list[dict[str, Any]]:
 def test_claims_are_of_the_worst_size() -> None:
     rows = rows_of([100, 150, 140], [1.0, 0.9, 1.3])
     memory, cores, clock = checks(rows).values()
-    # 150 beside 100 is just within; 1.3 is more than a fifth above 1.
+    # 150 compared with 100 is just within; 1.3 is more than a fifth above 1.
     assert (memory["value"], memory["ok"]) == (1.5, True)
     assert memory["at"] == "fedavg on serial, 10,000 clients"
     assert (cores["value"], cores["ok"]) == (1.3, False)

@@ -81,7 +81,7 @@ def test_the_same_command_again_trains_nothing(
     assert err == ""
     assert {p: p.stat().st_mtime_ns for p in whole.glob("motion/*/*")} == before
     assert main([*QUICK, "--out", str(whole), "--seeds", "3,"]) == 2
-    assert "holds another sweep" in capsys.readouterr().err
+    assert "contains a different sweep" in capsys.readouterr().err
 
 
 def test_killed_and_called_again_it_is_the_undisturbed_one(
@@ -180,7 +180,9 @@ def test_data_that_are_missing_are_left_out_with_a_sentence(
 def test_only_some_rows() -> None:
     (chosen,) = find_studies(PAPER.figures[2], words(quick=True, rows="P2=0, start=*")).values()
     assert [row.name for row in chosen.rows] == ["start=1", "start=0.5", "start=0.2", "P2=0"]
-    with pytest.raises(InputError, match=r"^--rows is 'P3', which is no row of CA-AFP, Figure 2; "):
+    with pytest.raises(
+        InputError, match=r"^--rows is 'P3', which is not a row of CA-AFP, Figure 2; "
+    ):
         find_studies(PAPER.figures[2], words(quick=True, rows="P3"))
     with pytest.raises(InputError, match=r"P1=2, or all of 'start\*'\.$"):
         find_studies(PAPER.figures[2], words(quick=True, rows="start"))
@@ -328,7 +330,10 @@ def test_a_table_about_the_data_trains_nothing(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--rows x", "--rows is 'x'; it must be left out: a table about the data trains nothing."),
+        (
+            "--rows x",
+            "--rows is 'x'; it must be left out: a table about the data does not train anything.",
+        ),
         ("--rounds 3", "--rounds is 3; it must be left out: "),
         ("--seeds 1,2", "--seeds is "),
         ("--engine warp", "there is no engine 'warp'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def printed(found: Study, key: str) -> dict[str, float]:
 
 
 def test_the_parts_there_are() -> None:
-    assert sorted(PAPER.tables) == list(range(1, 13))
+    assert sorted(PAPER.tables) == list(range(1, 14))
     assert sorted(PAPER.figures) == [2, 3]
     assert all(part.takes_rounds and part.quick_data == "digits" for part in PARTS.values())
 
@@ -139,6 +140,52 @@ def test_tables_5_8_9_and_11_change_one_thing_each() -> None:
     phones = [row for row in study("table11", "emnist").rows if row.panel == "phones"]
     assert {row.experiment.profile for row in phones} == {"phones"}
     assert len(phones) == 4
+
+
+def test_table_13_varies_adam_and_zeroing_and_nothing_else() -> None:
+    found = study("table13")
+    rows_of: dict[str, dict[str, StudyRow]] = {}
+    for row in found.rows:
+        rows_of.setdefault(row.panel, {})[row.name] = row
+    assert list(rows_of) == [
+        "Adam reset",
+        "Adam kept",
+        "zeroed per batch, Adam reset",
+        "zeroed per batch, Adam kept",
+    ]
+    assert found.seeds == 3
+    methods = ("local", "fedavg", "fedem", "fedwcp-16", "adfedwcp")
+    zeroed = ("fedwcp-16-zeroed-batch", "adfedwcp-zeroed-batch")
+    # Those with Adam reset are the runs of Tables 1 and 3.
+    known = {row.name: row.experiment for t in ("table1", "table3") for row in study(t).rows}
+    for name in methods:
+        reset = rows_of["Adam reset"][f"{name}-a0.4"]
+        assert reset.experiment == known[f"{name}-a0.4"]
+        assert reset.experiment.rounds == 100
+    for panel, listed in (("Adam", methods), ("zeroed per batch, Adam", zeroed)):
+        for name in listed:
+            reset = rows_of[f"{panel} reset"][f"{name}-a0.4"]
+            kept = rows_of[f"{panel} kept"][f"{name}-kept-a0.4"]
+            method: Any = reset.experiment.method
+            local = replace(method.local, keep_state=True)
+            assert kept.experiment == replace(reset.experiment, method=replace(method, local=local))
+            assert kept.reported == reset.reported
+    for name in zeroed:
+        plain: Any = known[f"{name.removesuffix('-zeroed-batch')}-a0.4"]
+        made = rows_of["zeroed per batch, Adam reset"][f"{name}-a0.4"].experiment
+        assert made == replace(plain, method=replace(plain.method, zero_pruned="batch"))
+    assert rows_of["Adam kept"]["fedem-kept-a0.4"].reported == {"accuracy_mean:0": 0.6219}
+
+
+def test_a_quick_table_13(tmp_path: Path) -> None:
+    found = quick(tmp_path, "--table", "13", "--rounds", "1", "--rows", "fedwcp-16-*")
+    assert [row["name"] for row in found["rows"]] == [
+        "fedwcp-16-a0.4",
+        "fedwcp-16-kept-a0.4",
+        "fedwcp-16-zeroed-batch-a0.4",
+        "fedwcp-16-zeroed-batch-kept-a0.4",
+    ]
+    assert not any(row["missing"] for row in found["rows"])
 
 
 def test_users_are_dealt_by_no_alpha() -> None:

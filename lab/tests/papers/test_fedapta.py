@@ -154,7 +154,7 @@ def test_what_had_to_be_replaced_is_said() -> None:
     text = " ".join(found.notes)
     assert "replace SVHN" in text
     assert "emnist is left out" in text
-    # Neither stands the paper's SVHN beside digits, nor its average beside another.
+    # The paper's SVHN is not next to digits, nor its average next to a different one.
     reported = rows(found)["fedapta-resnet18-iid"].reported
     assert sorted(reported) == [
         "accuracy_on/cifar10:0", "accuracy_on/fashion-mnist:0", "accuracy_on/mnist:0",

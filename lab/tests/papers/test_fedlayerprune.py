@@ -311,7 +311,7 @@ def test_figures_are_as_printed() -> None:
     }  # fmt: skip
     fourth = rows("table4", "fashion-mnist")
     assert fourth["fedlayerprune-a0.5"].reported == {"accuracy_mean:0": 0.893}
-    # Both readings stand beside what the paper has once.
+    # Both readings are next to what the paper has once.
     assert fourth["fixedprune-70-static-a0.1"].reported == {"accuracy_mean:0": 0.802}
     assert fourth["fedlayerprune-literal-a1"].reported == {"accuracy_mean:0": 0.908}
     assert not fourth["local-a0.5"].reported
@@ -430,7 +430,7 @@ def test_parts_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]
             "--table is 2; it must be one of 3, 4, 5, 6, 7, 8, 9, those of fedlayerprune",
         ),
         ("--figure 1", "--figure is 1; it must be one of 2, 3, 4, those of fedlayerprune"),
-        ("--table 4 --rows nope", "--rows is 'nope', which is no row of FedLayerPrune, Table 4"),
+        ("--table 4 --rows nope", "--rows is 'nope', which is not a row of FedLayerPrune, Table 4"),
         ("--table 4 --data nope", "there is no data set 'nope'"),
     ):
         assert main(["paper", "fedlayerprune", *words.split(), "--quick"]) == 2

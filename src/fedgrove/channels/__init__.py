@@ -1,1 +1,1 @@
-"""Channels: which fall together, which to keep, and really smaller networks."""
+"""Channels: which are removed together, which to keep, and really smaller networks."""

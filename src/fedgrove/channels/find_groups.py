@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from .. import trees
-from ..errors import UnfitError
+from ..errors import UnfitError, first_line
 from ..nets.layout import named_tensors
 from ..nets.net import Net
 from ..renamed import find_old_names
@@ -60,9 +60,9 @@ def require_groups(net: Net) -> tuple[ChannelGroup, ...]:
     if not groups:
         raise UnfitError(
             "it has no channels that can be removed. Such a channel is made by a convolution or a "
-            "linear layer and read by another, and nothing in between ties it to others (a "
+            "linear layer and read by another, and nothing in between connects it with others (a "
             "recurrent layer, attention, LayerNorm, a shared or frozen weight, a branch on data). "
-            "Take a net that has some, or a method that prunes single weights: ca-afp, fedsnip, "
+            "Use a net that has some, or a method that prunes single weights: ca-afp, fedsnip, "
             "fixedprune."
         )
     return groups
@@ -190,9 +190,9 @@ def _trace(
 
 
 def _cannot_follow(module: nn.Module, error: Exception) -> UnfitError:
-    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    reason = first_line(error)
     return UnfitError(
-        f"the channels of {type(module).__name__} could not be followed, "
+        f"the channels of {type(module).__name__} could not be traced, "
         f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
         "operations, or use a method that prunes no channels."
     )

@@ -1,7 +1,7 @@
 """Groups of channels that must be removed together, as plain data, and masks of whole channels.
 
 A channel is one output of a layer: a filter of a convolution, a unit of a linear layer. Removing it
-also removes its bias, the scale and shift of the norms behind it, and what later layers read of it;
+also removes its bias, the scale and shift of the norms after it, and what later layers read of it;
 a residual sum ties the channels of several layers to each other.
 :func:`fedgrove.channels.find_groups.find_groups` finds these groups for a network.
 """
@@ -111,8 +111,8 @@ def complete_channels(groups: Sequence[ChannelGroup], channels: Mapping[str, Ten
         check(given == expected, f"the shape of channels '{name}'", given, f"{expected}")
         if not bool(kept.any()):
             raise InputError(
-                f"all {sizes[name]} channels of group '{name}' are to be removed; at least one "
-                "must stay: keep the best."
+                f"all {sizes[name]} channels of group '{name}' would be removed; at least one must "
+                "be kept: keep the best."
             )
     complete: Channels = {}
     for name, size in sizes.items():

@@ -2,7 +2,7 @@
 
 In a round the server makes a mask for a client's part of the model, the client makes an equal one,
 and the server makes it again for the mean; and training and the mean find out from its bits which
-channels it keeps. A mask that came over a network is another object, and is analysed anew.
+channels it keeps. A mask that came over a network is another object, and is analysed again.
 """
 
 from __future__ import annotations

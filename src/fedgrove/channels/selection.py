@@ -25,7 +25,7 @@ from .groups import ChannelGroup, Channels, Role
 
 @dataclass(frozen=True)
 class Gamma:
-    r"""The scale of the norms behind a channel (network slimming, Liu et al. 2017).
+    r"""The scale of the norms after a channel (network slimming, Liu et al. 2017).
 
     :math:`s_c = \frac{1}{|B|}\sum_{b \in B} |\gamma_{b,c}|`; :math:`B` -> the norm layers of a
     group; a residual sum ties several to each other, otherwise there is one. Groups without a norm
@@ -42,7 +42,7 @@ class Gamma:
                 scores[group.name] = total / len(norms)
         if not scores:
             raise UnfitError(
-                "it has no norm layers behind its channels; score them by FilterL1 or FilterL2 "
+                "it has no norm layers after its channels; score them by FilterL1 or FilterL2 "
                 "instead (--set score=FilterL1)."
             )
         return scores

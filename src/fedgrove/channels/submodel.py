@@ -275,7 +275,7 @@ def slim_submodel(
         scores[name] = scores[name].masked_fill(gone, -torch.inf)
 
     def choose(density: float) -> Channels:
-        # A density above that of what is left would select channels that are gone.
+        # A density above that of what is left would select channels that were removed.
         chosen = dict(possible)
         for name, kept in Slim()(scores, density).items():
             chosen[name] = kept & possible[name]

@@ -60,8 +60,8 @@ def choose_width(info: ClientInfo, options: Sequence[Width]) -> float:
     if not fitting:
         least = min(option.memory for option in options)
         raise InputError(
-            f"a device has {info.memory} bytes of memory and the narrowest net needs {least}; "
-            "take a smaller net."
+            f"a device has {info.memory} bytes of memory and the narrowest net needs {least}; use "
+            "a smaller net."
         )
     most_macs = info.speed * max(option.macs for option in options)
     fast_enough = []

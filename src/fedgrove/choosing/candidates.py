@@ -52,18 +52,18 @@ class Candidate:
 
 
 CANDIDATES = (
-    Candidate("local", "every client alone: the line to beat"),
+    Candidate("local", "every client alone: the baseline to beat"),
     Candidate("fedavg", "one model for all"),
-    Candidate("ditto", "a personal model next to one for all"),
-    Candidate("fedchar", "a personal model next to its group's"),
-    Candidate("fedbn", "one model, norm layers stay with the client", (NORMS,)),
-    Candidate("stc", "one model by sparse messages both ways"),
+    Candidate("ditto", "a personal model in addition to one for all"),
+    Candidate("fedchar", "a personal model in addition to its group's"),
+    Candidate("fedbn", "one model, norm layers kept on the client", (NORMS,)),
+    Candidate("stc", "one model, sparse messages in both directions"),
     Candidate("ca-afp", "a sparse model for each group"),
     Candidate("adfedwcp", "personal models, sent as few values per layer"),
     Candidate("fedlayerprune", "one sparse model for all"),
     Candidate("heterofl", "narrower models for smaller devices", (SMALL_DEVICES,), ""),
     Candidate("fedapta", "tasks are found, narrower models", (SMALL_DEVICES, TASKS), ""),
-    Candidate("grove", "personal models by coded messages, groups where there are any", (), ""),
+    Candidate("grove", "personal models, coded messages, groups if there are any", (), ""),
 )
 """One or two for each situation of docs/choosing.md; ``--methods`` names others."""
 

@@ -82,6 +82,7 @@ def describe_plan(planned: ChoicePlan) -> dict[str, Any]:
 
 
 def _metric(planned: ChoicePlan) -> Scores:
+    """Return the metric by which methods are chosen."""
     problem: Any = planned.federations.of(planned.base).problem
     tasks = getattr(problem, "tasks", None)
     # All tasks have the same metric: other mixtures were refused before the trials.
@@ -90,6 +91,7 @@ def _metric(planned: ChoicePlan) -> Scores:
 
 
 def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
+    """Return what choice.json keeps of a method that was tried."""
     model_bytes = trial.model_bytes
     return {
         "method": trial.method,
@@ -183,7 +185,7 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value was made in Python, and cannot be typed."""
+    """Whether an option of a choice was made in Python, so that no command can contain it."""
     return not isinstance(value, str | int | float | bool | list | tuple | Path)
 
 
@@ -205,7 +207,7 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     """Print a choice; of a plan, the methods that would be tried."""
     if "would_try" in found:
         seeds = len(found["seeds"])
-        then = f"; then those that go on, on {seeds} seeds" if seeds > 1 else ""
+        then = f"; then the promising ones, on {seeds} seeds" if seeds > 1 else ""
         print_text(
             f"would try {', '.join(found['would_try'])}: {count(found['trial_rounds'], 'round')} "
             f"each, of {found['full_rounds']} in full, on one seed{then}"
@@ -255,6 +257,7 @@ def _print_left_out(left_out: Mapping[str, str]) -> None:
 
 
 def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[Column, str]:
+    """Return the cells of a method in the table of a choice."""
     scores = _scores(found)
     # The unit on a line of its own keeps the column narrow.
     percent = scores.percent.replace(" ", "\n")

@@ -143,6 +143,7 @@ class ChoicePlan:
     def _each(
         self, names: Sequence[str], seeds: Sequence[int], rounds: int, base: Experiment
     ) -> dict[str, Experiment]:
+        """Return an experiment for each candidate method and seed."""
         recipe = self.federations.recipe(self.base)
         experiments = {}
         for fit in self.chosen:
@@ -258,7 +259,7 @@ def _check_can_be_judged(run: Any, is_divided: bool) -> None:
         if len(metrics) > 1:
             raise InputError(
                 f"the tasks are measured by {' and '.join(metrics)}, which have no mean that "
-                "methods could be ranked by; choose for each task by itself."
+                "methods could be ranked by; choose for each task separately."
             )
     has_validation = any(len(federation.clients[k].validation.y) for k in run.scored)
     if not has_validation:
@@ -335,21 +336,26 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
         # An empty folder is as good as none.
         if folder.is_dir() and not any(folder.iterdir()):
             return folder
-        raise InputError(f"{folder} holds other files, and nothing is overwritten; give another.")
+        raise InputError(
+            f"{folder} contains other files, and nothing is overwritten; give a different folder."
+        )
     try:
         asked = _read_choice(folder)["asked"]
     except DamageError:
-        raise InputError(f"{folder / CHOICE_FILE} cannot be read; give another folder.") from None
+        raise InputError(
+            f"{folder / CHOICE_FILE} cannot be read; give a different folder."
+        ) from None
     wanted = _describe_request(planned)
     if _without_fingerprints(asked) == _without_fingerprints(wanted) and asked != wanted:
         raise InputError(
-            f"{folder} holds a choice for another data set or net that was made in Python, and "
-            "nothing is overwritten; give another out, or the same data and net to continue."
+            f"{folder} contains a choice for a different data set or net that was made in Python, "
+            "and nothing is overwritten; give a different out, or the same data and net to "
+            "continue."
         )
     if asked != wanted:
         raise InputError(
-            f"{folder} holds another choice, and nothing is overwritten; give another --out, or "
-            "the same options as before to continue."
+            f"{folder} contains a different choice, and nothing is overwritten; give a different "
+            "--out, or the same options as before to continue."
         )
     return folder
 
@@ -366,11 +372,13 @@ def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begin(folder: Path, planned: ChoicePlan) -> None:
+    """Start the choice.json of an unfinished choice, unless the folder has one."""
     if not (folder / CHOICE_FILE).is_file():
         _write(folder, {"asked": _describe_request(planned), "state": "unfinished"})
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write choice.json."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Synced, since it decides whether a later call continues this folder or is
@@ -383,7 +391,7 @@ def _write(folder: Path, content: Mapping[str, Any]) -> None:
 @contextmanager
 def _advise_on_interrupt(folder: Path) -> Iterator[None]:
     """Make an interruption say how to continue the choice, not one of its sweeps."""
-    how = f"What is trained is kept; to continue, repeat the command with --out {folder}."
+    how = f"Finished training is kept; to continue, repeat the command with --out {folder}."
     try:
         yield
     except KeyboardInterrupt:

@@ -338,6 +338,7 @@ def assess_choice(
 
 
 def _mean(by_seed: Mapping[int, float]) -> float:
+    """Return a candidate's mean over seeds."""
     return math.fsum(by_seed.values()) / len(by_seed)
 
 

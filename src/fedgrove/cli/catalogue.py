@@ -3,7 +3,7 @@
 Methods, nets, data sets and parts are what their files define; to know them, all files must be
 imported, which takes two seconds. That is done once: a file in the user's cache folder keeps the
 answer, with a fingerprint of all source files, so that ``list``, ``show`` and completion need no
-torch. When a source file is added or changed, the fingerprint changes and the index is made anew.
+torch. When a source file is added or changed, the fingerprint changes and the index is rebuilt.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ShowOptions(Options, DataDirOption, DataOptions):
 
 
 def show(options: ShowOptions) -> None:
-    """Print a method's equations, and all settings that --set can change."""
+    """Print a method's equations and settings."""
     from ..report.terminal import make_console, print_pairs, print_text, wrap_docstring
 
     options.check()
@@ -177,13 +177,13 @@ class DoctorOptions(Options, DataDirOption):
 
     deploy: str | None = option(
         None,
-        "Check the server that runs on this machine with the keys of this folder, and no more.",
+        "Only check the server that runs on this machine with the keys in this folder.",
         "KEYS",
     )
 
 
 def doctor(options: DoctorOptions) -> None:
-    """Report what is installed, which data are available, and whether a small run works.
+    """Check the installation, the data sets and a small run.
 
     With --deploy, check a running server: the exit code is 1 if there is a problem.
     """

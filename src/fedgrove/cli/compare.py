@@ -33,7 +33,7 @@ class CompareOptions(Options, JsonOption):
     )
     _: KW_ONLY
     bytes: bool = option(
-        False, "Show what the bytes were spent on, next to the count of the method's paper."
+        False, "Show what the bytes were spent on, next to the bytes that the paper counts."
     )
     time: bool = option(False, "Show the virtual time until an accuracy is reached.")
     to: float | None = option(
@@ -45,7 +45,7 @@ class CompareOptions(Options, JsonOption):
     plot: str | None = option(None, "With --time, also write a page with a plot.", "FILE.html")
     page: str | None = option(
         None,
-        "Where to write the page.",
+        "Where to write the HTML report.",
         "FILE.html",
         without="next to the runs, or in this folder",
     )
@@ -54,7 +54,10 @@ class CompareOptions(Options, JsonOption):
 
 
 def compare(options: CompareOptions) -> None:
-    """Compare runs in one table; a sweep adds all its runs, and is also summarised over seeds."""
+    """Compare runs in one table.
+
+    A sweep adds all its runs, and is also summarised over seeds.
+    """
     options.check()
     time = options.time
     check(time or options.to is None, "to", options.to, "given together with --time")
@@ -141,10 +144,10 @@ def _write_usual_page(found: Comparison, force: bool) -> None:
             found.page().write(path, force=force)
         print(f"Page: {path}")
     except EngineError as error:
-        print(f"fedgrove: no page: {error}", file=sys.stderr)
+        print(f"fedgrove: no report was written: {error}", file=sys.stderr)
     except InputError:
-        sentence = f"{path} is no page of fedgrove; give --page FILE.html or --force."
-        print(f"fedgrove: no page: {sentence}", file=sys.stderr)
+        sentence = f"{path} was not written by fedgrove; give --page FILE.html or --force."
+        print(f"fedgrove: no report was written: {sentence}", file=sys.stderr)
 
 
 @contextmanager
@@ -174,7 +177,7 @@ class ReportOptions(Options):
 
 
 def report(options: ReportOptions) -> None:
-    """Write the HTML report of a run or a sweep again, even before it has finished.
+    """Write the HTML report of a run or a sweep again.
 
     Every run writes its report when it ends; use this for older folders and for runs in progress.
     """

@@ -12,7 +12,7 @@ from ..options.definition import Options, argument, option, option_class
 from ..options.groups import METHOD, TimeoutOption
 from ..report.terminal import show_status
 
-FOLDER = argument("A folder that is empty or does not exist yet.", "DIR")
+FOLDER = argument("A folder that is empty or does not exist.", "DIR")
 
 
 @option_class
@@ -25,7 +25,7 @@ class AppOptions(TimeoutOption, OneRunOptions):
 
 
 def app_(options: AppOptions) -> None:
-    """Write a Flower app that trains a method on machines that keep their own data.
+    """Write a Flower app that trains on machines with their own data.
 
     flwr run starts it unchanged. To read the data of your nodes, edit one function in data.py.
     """
@@ -58,7 +58,7 @@ class KeysOptions(Options):
     nodes: int = option(3, "Number of nodes that get a key.", "N")
     host: Sequence[str] = option(
         (),
-        "A name or address of the server, besides localhost; can be repeated.",
+        "A name or address of the server, in addition to localhost; can be repeated.",
         "HOST",
         checked_as=Any,
         is_repeated=True,
@@ -66,7 +66,10 @@ class KeysOptions(Options):
 
 
 def keys(options: KeysOptions) -> None:
-    """Create a certificate authority, a server certificate and node keys; overwrite nothing."""
+    """Create a certificate authority, a server certificate and keys.
+
+    Each node gets a key. Existing files are never overwritten.
+    """
     from ..deploy.keys import make_keys
     from ..deploy.proxy import PORT
     from ..report.page import render
@@ -106,12 +109,12 @@ class ProxyOptions(Options):
 
 
 def proxy(options: ProxyOptions) -> None:
-    """Let nodes reach a SuperLink that listens on this machine only, until Ctrl-C.
+    """Let nodes reach a SuperLink that listens on this machine only.
 
     Only requests of nodes whose public keys are in the folder are passed on.
     """
     options.check()
     from ..deploy.proxy import serve_nodes
 
-    print(f"Nodes connect to {options.host}:{options.port}; Ctrl-C ends this.", flush=True)
+    print(f"Nodes connect to {options.host}:{options.port}; press Ctrl-C to stop.", flush=True)
     serve_nodes(options.folder, options.host, options.port, options.superlink)

@@ -36,7 +36,7 @@ class ExportOptions(Options, JsonOption, TrustOption, DataDirOption):
 
 
 def export(options: ExportOptions) -> None:
-    """Export a client's model for a device, with pruned channels removed, and a model card.
+    """Export a client's model for a device, with a model card.
 
     The outputs of the file are compared with those of PyTorch before anything is written.
     """
@@ -65,6 +65,7 @@ def export(options: ExportOptions) -> None:
 
 
 def _show(exports: list[Exported]) -> None:
+    """Print the table of exported models."""
     # Imported late, so that other commands and --json start without them.
     from ..report.tables import format_kilobytes
     from ..report.terminal import Column, print_rows, print_text

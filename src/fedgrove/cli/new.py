@@ -32,7 +32,7 @@ class NewOptions(Options):
 
 
 def new(options: NewOptions) -> None:
-    """Create a small project with its own data, net, method and test, ready to run."""
+    """Create a small project with data, net, method and test."""
     from ..report.page import render
 
     place = Path(options.folder)

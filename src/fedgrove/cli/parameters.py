@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from ..errors import spell_as_typed
 from ..options.definition import Field, OptionsT, make_options, options_of
@@ -30,6 +31,16 @@ def add_command(
         with spell_as_typed(cls):
             function(read_typed(options, name, typed))
 
+    class Command(TyperCommand):
+        """A command whose help describes its arguments, also if typer is older than click."""
+
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            """Write options and arguments; click 8.5 resets the help that typer 0.20 has set."""
+            for parameter in self.params:
+                if isinstance(parameter, TyperArgument) and parameter.help is None:
+                    parameter.help = options_of(cls)[str(parameter.name)].option.help
+            super().format_options(ctx, formatter)
+
     parameters = [_parameter(field) for field in typed_options(cls)]
     # Typer builds a command from the signature and the annotations of its function.
     described: Any = call
@@ -37,7 +48,7 @@ def add_command(
     described.__annotations__ = {each.name: each.annotation for each in parameters}
     described.__doc__ = inspect.getdoc(function)
     described.options = cls
-    app.command(name)(call)
+    app.command(name, cls=Command)(call)
 
 
 def read_typed(options: Callable[..., OptionsT], name: str, typed: Mapping[str, Any]) -> OptionsT:

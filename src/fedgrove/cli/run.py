@@ -45,7 +45,8 @@ class RunCommand(JsonOption, DryRunOption, TrustOption, RunOptions):
 
     config: str | None = option(
         None,
-        "Read options and settings from a file or an earlier run; options given here replace them.",
+        "Read options and settings from a file or an earlier run; options given here override "
+        "them.",
         "FILE.toml|RUN",
         complete="runs",
         only="command line",
@@ -53,7 +54,7 @@ class RunCommand(JsonOption, DryRunOption, TrustOption, RunOptions):
 
 
 def run(options: RunCommand) -> None:
-    """Train a federation, and report the scores of its clients and the cost.
+    """Train a federation, and report the scores of its clients.
 
     Without a method, compare grove and ca-afp with fedavg and with training alone, on motion.
     """
@@ -74,7 +75,7 @@ class RerunCommand(JsonOption, DryRunOption, RerunOptions):
 
 
 def rerun(options: RerunCommand) -> None:
-    """Repeat a run in a new folder, with the options of that run and those given here.
+    """Repeat a run in a new folder, perhaps with other options.
 
     Options that describe the experiment and are not given keep the values of that run; for them the
     defaults below do not apply.
@@ -169,6 +170,7 @@ def _print_plan(planned: Plan, as_json: bool) -> None:
 
 
 def _show(result: Result, as_json: bool) -> None:
+    """Print the result of ``fedgrove run``, as a table or as JSON."""
     from ..runs.report_html import REPORT_FILE as PAGE
 
     if as_json:
@@ -198,7 +200,10 @@ class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptio
 
 
 def resume(options: ResumeCommand) -> None:
-    """Resume an interrupted run or sweep; the interruption does not change the result."""
+    """Resume an interrupted run or sweep.
+
+    The interruption does not change the result.
+    """
     options.check()
     path = options.run
     if path is None:
@@ -272,7 +277,7 @@ class CostCommand(JsonOption, CostOptions):
 
 
 def cost(options: CostCommand) -> None:
-    """Estimate the bytes, computation, memory and time of methods, and train nothing."""
+    """Estimate bytes, computation, memory and time without training."""
     options.check()
     load_torch(quiet=options.json)
     from ..config.cost import estimate_costs, print_cost, print_costs

@@ -26,7 +26,11 @@ class SweepCommand(JsonOption, DryRunOption, SweepOptions):
 
 
 def sweep(options: SweepCommand) -> None:
-    """Train every method with every value of every --set on every seed; summarise over seeds."""
+    """Train methods with all values of --set on several seeds.
+
+    Every method is trained with every combination of the values on every seed. The tables have
+    every run, and means over seeds.
+    """
     options.check()
     load_torch(quiet=options.json)
     from .. import api
@@ -107,10 +111,11 @@ class ChooseCommand(JsonOption, ChooseOptions):
 
 
 def choose(options: ChooseCommand) -> None:
-    """Try suitable methods for some rounds, and recommend one based on validation data.
+    """Try suitable methods for some rounds, and recommend one.
 
-    Methods that exceed --budget or do not fit the devices of --profile are skipped, with the
-    reason. Below the table are the recommendation, why, and the command for the full run.
+    Methods are compared on validation data. Methods that exceed --budget or do not fit the devices
+    of --profile are skipped, with the reason. Below the table are the recommendation, the reason
+    for it, and the command for the full run.
     """
     options.check()
     load_torch(quiet=options.json)

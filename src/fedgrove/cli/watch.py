@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EVERY = 1.0
 """Seconds between two readings of the run folder."""
 SAY_EVERY = 5.0
-"""Seconds between two lines where the output is no terminal."""
+"""Seconds between two lines where the output is not a terminal."""
 LINGER = 60.0
 """Seconds for which a page is still served after the run has ended."""
 LOOPBACK = "127.0.0.1"
@@ -59,7 +59,10 @@ class WatchOptions(Options):
 
 
 def watch(options: WatchOptions) -> None:
-    """Show the progress of a run or a sweep until it ends; nothing in its folder is changed."""
+    """Show the progress of a run or a sweep until it ends.
+
+    Nothing in its folder is changed.
+    """
     options.check()
     is_served = options.port is None or options.browser
     check(is_served, "port", options.port, "given together with --browser")
@@ -71,7 +74,7 @@ def watch(options: WatchOptions) -> None:
                 return
             statuses = _serve(following, options.port or 0) if options.browser else _show(following)
     except KeyboardInterrupt:
-        print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
+        print("fedgrove: no longer watching; the run continues.", file=sys.stderr)
         return
     _say_the_end(statuses)
     if any(status.state != "finished" for status in statuses):
@@ -186,7 +189,8 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
         server = Server((LOOPBACK, port), handler_of(str(following.path), lambda: seen["statuses"]))
     except OSError as error:
         raise InputError(
-            f"--port is {port}, which cannot be used: {error.strerror or error}; choose another."
+            f"--port is {port}, which cannot be used: {error.strerror or error}; choose a "
+            "different port."
         ) from None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
     thread.start()

@@ -272,8 +272,8 @@ def read_config(
         if name not in replaced:
             kept.pop(name, None)
             refusals.add(
-                f"the {name} of {place} was made in Python, which a file cannot hold; run the "
-                "same script again, or give another one together with the file."
+                f"the {name} of {place} was made in Python, which a file cannot contain; run the "
+                "same script again, or give a different one together with the file."
             )
     options = read_options(kept, refusals)
     method = None
@@ -306,6 +306,7 @@ def _read_text(place: Path, is_option: bool) -> str:
 
 
 def _parse(text: str, place: Path) -> dict[str, Any]:
+    """Parse the TOML of a configuration, and check its format."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -319,12 +320,13 @@ def _parse(text: str, place: Path) -> dict[str, Any]:
         raise InputError(
             f"{place} is of format {given}, and this version of fedgrove reads format "
             f"{CONFIG_FORMAT}, in which some names and defaults changed; write the options that "
-            "matter to you into a new file, without a format."
+            "you need into a new file, without a format."
         )
     return document
 
 
 def _table(document: Mapping[str, Any], name: str, place: Path) -> dict[str, Any]:
+    """Return a table of a configuration; refuse anything else under its name."""
     table = document.get(name, {})
     if not isinstance(table, dict):
         raise InputError(f"{name} of {place} is {table!r}; it must be a table: write [{name}].")

@@ -91,7 +91,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[str], by_cause: bool = False) -> Comparison:
-    """Read the numbers and the config.toml of run folders; a sweep stands for all its runs."""
+    """Read the numbers and the config.toml of run folders; a sweep means all its runs."""
     paths = chain.from_iterable(map(sweep.members_of, runs))
     rows = [read_summary(path, by_cause) for path in paths]
     return Comparison(rows, of_sweeps=len(rows) > len(runs), by_cause=by_cause)

@@ -112,7 +112,7 @@ def _with_settings(
         having = {type(each.method) for each in varied if has_setting(each.method, text, recipe)}
         lacking = [each.label for each in chosen if type(each.method) not in having]
         if lacking:
-            warn(f"{text} is no setting of {', '.join(lacking)}.")
+            warn(f"{text} is not a setting of {', '.join(lacking)}.")
     return {variant.label: variant.method for variant in varied}
 
 
@@ -291,7 +291,7 @@ def _stand_in_federation(
 
 @dataclass(frozen=True)
 class StandIn:
-    """Makes clients that are alike but for their devices."""
+    """Makes clients that differ only in their devices."""
 
     examples: Examples
     info: Callable[[int], ClientInfo]
@@ -402,12 +402,12 @@ def _play(run: Run, method: AnyMethod, trace: BandwidthTraces | None) -> Played:
 
 
 def _do(run: Run, task: Task) -> Done:
-    """Let a stand-in do a task."""
+    """Do a task with a stand-in client, without training."""
     client = run.client(task, {})
     outcome, computed = run_stages(run, task, client)
     report = Report(task.to, outcome.give, REPORTED_EXAMPLES, outcome.metrics)
-    if outcome.memory:
-        # Nothing is written: only the version travels, and the last is the longest.
+    if outcome.memory or outcome.states:
+        # Nothing is written: only the version is sent, and the last is the longest.
         report = replace(report, memory=make_version(run.rounds, task.verb, "0" * NAME_DIGITS))
     return Done(report, _longest(run, task, report), computed)
 

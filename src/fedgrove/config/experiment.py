@@ -132,7 +132,7 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
 
 
 class Federations:
-    """The federations of some experiments, each read and dealt once."""
+    """The federations of some experiments, each loaded and divided once."""
 
     def __init__(self, data_dir: str | Path | None = None) -> None:
         self.data_dir = data_dir
@@ -170,10 +170,7 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
     What the federation was made with may be given again, as the config.toml of such a run does.
     """
     made_with = {
-        "partition": federation.partition,
-        "scenario": federation.scenario,
-        "split": federation.split,
-        "validation": federation.validation,
+        **federation.division,
         "clients": len(federation.clients),
     }
     options = options_of(Experiment)

@@ -17,8 +17,9 @@ from ..options import SweepOptions
 from ..options.definition import members
 from ..options.groups import Settings, TrainingOptions
 from ..parts.local import LocalTraining
+from ..renamed import find_new_field
 from .experiment import Experiment, Federations, load_own_data, shorthand_settings
-from .settings import Draft, assign, walk, with_default_recipe
+from .settings import Draft, assign, find_old_setting, walk, with_default_recipe
 
 PER_TASK = "-per-task"
 """How the name of a run ends, before its seed, where true tasks are kept apart."""
@@ -58,7 +59,9 @@ def list_methods(methods: Any, name: str) -> list[Any]:
     if isinstance(methods, str) or not isinstance(methods, Sequence):
         return [methods]
     if not methods:
-        raise InputError(f"{name} got no method; give a name, as fedavg, or a list of names.")
+        raise InputError(
+            f"{name} was given no method; give a name, such as fedavg, or a list of names."
+        )
     return list(methods)
 
 
@@ -132,7 +135,7 @@ def grid(
             name = f"{label}{ending}-s{seed}"
             if name in experiments:
                 raise InputError(
-                    f"the sweep holds {name} twice; give every method, value and seed once."
+                    f"the sweep contains {name} twice; give every method, value and seed once."
                 )
             experiments[name] = replace(base, method=method, seed=seed)
     return experiments
@@ -224,8 +227,13 @@ def has_setting(method: AnyMethod, text: str, recipe: LocalTraining | None = Non
 def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[Any]:
     """The types of the fields that the key of ``key=value`` may mean."""
     key = text.partition("=")[0].strip()
+    complete = with_default_recipe(method, recipe)
+    renamed = find_old_setting(complete, key)
+    if renamed is not None:
+        parent, part, old = renamed
+        key = f"{parent}{find_new_field(type(part), old)}"
     hints = []
-    for setting in walk(with_default_recipe(method, recipe)):
+    for setting in walk(complete):
         if setting.path == key:
             return [setting.hint]
         if setting.path.endswith(f".{key}"):

@@ -24,6 +24,7 @@ from ..errors import InputError, Refusals, shown, together, unknown
 from ..options.definition import describe_type, find_value, is_plain, members
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective
+from ..renamed import find_new_field, rename_field
 from ..wire import codec
 
 M = TypeVar("M")
@@ -72,13 +73,19 @@ def part_types() -> tuple[type, ...]:
 
 
 @cache
-def _shared_part_types() -> tuple[type, ...]:
-    """The parts that belong to no single method."""
+def _shared_modules() -> tuple[types.ModuleType, ...]:
+    """The modules with parts that belong to no single method."""
     modules = [choice, codec]
     for info in pkgutil.iter_modules(parts.__path__):
         modules.append(import_module(f"{parts.__name__}.{info.name}"))
+    return tuple(modules)
+
+
+@cache
+def _shared_part_types() -> tuple[type, ...]:
+    """The parts that belong to no single method."""
     classes: list[type] = []
-    for module in modules:
+    for module in _shared_modules():
         classes.extend(_parts_in(module))
     return tuple(classes)
 
@@ -159,11 +166,13 @@ def find_part(name: str, hint: Any, home: str = "") -> type | None:
 
 
 def _takes(hint: Any, cls: type) -> bool:
+    """Whether a setting of this type accepts a part of this class."""
     wanted = [member for member in members(hint) if not is_plain(member)]
     return hint is Any or any(_accepts(member, cls) for member in wanted)
 
 
 def _accepts(wanted: Any, cls: type) -> bool:
+    """Whether a class is of a wanted type, or has the members of a wanted protocol."""
     if not _is_protocol(wanted):
         return isinstance(wanted, type) and issubclass(cls, wanted)
     field_names = {field.name for field in dataclasses.fields(cls)}
@@ -238,7 +247,25 @@ def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
     try:
         return find_value(given, hint)
     except ValueError:
-        raise InputError(f"{key} is {shown(given)}; it must be {allowed(hint, home)}.") from None
+        remark = _why_no_part(given, hint, home)
+        raise InputError(
+            f"{key} is {shown(given)}{remark}; it must be {allowed(hint, home)}."
+        ) from None
+
+
+def _why_no_part(given: Any, hint: Any, home: str) -> str:
+    """What keeps a class of this name from being a part, for a sentence; "": there is none."""
+    takes_parts = any(not is_plain(member) for member in members(hint))
+    if not isinstance(given, str) or not takes_parts:
+        return ""
+    modules = list(_shared_modules())
+    if home in sys.modules:
+        modules.append(sys.modules[home])
+    for module in modules:
+        cls = vars(module).get(given)
+        if isinstance(cls, type) and not _is_frozen(cls):
+            return ", a class without @dataclass(frozen=True)"
+    return ""
 
 
 def allowed(hint: Any, home: str = "") -> str:
@@ -343,6 +370,11 @@ class Draft(Generic[M]):
     def put(self, key: str, value: Any, recipe: LocalTraining | None = None) -> Draft[M]:
         """Change one more setting, from Python."""
         complete = with_default_recipe(self.method, recipe)
+        renamed = find_old_setting(complete, key)
+        if renamed is not None:
+            parent, part, old = renamed
+            new, value = rename_field(type(part), old, value)
+            key = parent + new
         setting = _find(complete, key)
         # The default recipe becomes the method's own only where something in it is changed.
         changes_recipe = setting.path.startswith("local.")
@@ -394,6 +426,7 @@ def _made_anew(part: Any, at: str, changed: Sequence[str]) -> Any:
 
 
 def _replaced(part: Any, values: dict[str, Any], changed: Sequence[str]) -> Any:
+    """Return a part with these settings changed; report all values that it refuses."""
     try:
         return dataclasses.replace(part, **values)
     except InputError as error:
@@ -447,7 +480,27 @@ def with_default_recipe(method: Any, recipe: LocalTraining | None) -> Any:
     return method
 
 
+def find_old_setting(method: Any, key: str) -> tuple[str, Any, str] | None:
+    """Return where an old name of a setting belongs, or None if the key is no old name.
+
+    Returns:
+        The path of the part that has the field, ending in a dot (empty for the method); the part;
+        the field's old name.
+    """
+    parent, _, old = key.rpartition(".")
+    parts = {"": method}
+    for setting in walk(method):
+        if dataclasses.is_dataclass(setting.value):
+            parts[setting.path] = setting.value
+    for path, part in parts.items():
+        is_meant = path == parent or not parent
+        if is_meant and find_new_field(type(part), old) is not None:
+            return (f"{path}." if path else "", part, old)
+    return None
+
+
 def _find(method: Any, key: str) -> Setting:
+    """Return the setting of a method that a key names, by its path or the end of its path."""
     settings = {setting.path: setting for setting in walk(method)}
     if key in settings:
         return settings[key]
@@ -477,6 +530,12 @@ def _chosen(setting: Setting, given: Any) -> Any:
         raise InputError(
             f"{setting.path} is '{given}', which needs more than a name; make it in Python."
         )
+    unwritten = sorted(getattr(cls, "__abstractmethods__", ()))
+    if unwritten:
+        raise InputError(
+            f"{setting.path} is '{given}', a class without {' and '.join(unwritten)}; write it "
+            "there first."
+        )
     return cls()
 
 
@@ -495,4 +554,5 @@ def _put(part: Any, keys: Sequence[str], value: Any) -> Any:
 
 
 def _field(part: Any, key: str) -> Any:
+    """Return a setting's value, or an item of a tuple of parts."""
     return part[int(key)] if isinstance(part, tuple) else getattr(part, key)

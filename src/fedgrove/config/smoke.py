@@ -106,6 +106,7 @@ def smaller(federation: Federation) -> Federation:
 
 
 def _fewer(client: ClientData) -> ClientData:
+    """Return a client of a smoke test, with a few examples in each part."""
     train = _some(client.train, EXAMPLES)
     return dataclasses.replace(
         client,
@@ -117,6 +118,7 @@ def _fewer(client: ClientData) -> ClientData:
 
 
 def _some(examples: Examples, most: int) -> Examples:
+    """Return a few examples for a smoke test, evenly spread."""
     rows = torch.tensor(_spread(len(examples), most), dtype=torch.long)
     return Examples(examples.x[rows], examples.y[rows])
 

@@ -179,7 +179,7 @@ def watched(
 
 
 def members_of(path: str) -> list[str]:
-    """Return the run folders of a sweep; any other folder stands for itself."""
+    """Return the run folders of a sweep; any other folder is returned itself."""
     if not (Path(path) / SWEEP_FILE).is_file():
         return [path]
     return [str(Path(path) / name) for name in read(path)["members"]]
@@ -190,7 +190,8 @@ def read(out: str | Path) -> dict[str, Any]:
     path = Path(out) / SWEEP_FILE
     if not path.is_file():
         raise InputError(
-            f"{out} holds no sweep: it has no {SWEEP_FILE}. `fedgrove sweep --out DIR` makes one."
+            f"{out} contains no sweep: it has no {SWEEP_FILE}. `fedgrove sweep --out DIR` makes "
+            "one."
         )
     content = files.read_sealed(files.check_inside(Path(out), SWEEP_FILE), new_keys=())
     schemas.check_content(content, schemas.SweepContent, path)
@@ -232,10 +233,10 @@ def _check_folder(out: Path, plans: Mapping[str, Plan]) -> dict[str, str]:
     configs = {name: planned.config for name, planned in plans.items()}
     if not _holds_this_sweep(out, configs):
         has_a_run = (out / SWEEP_FILE).is_file() or (out / "config.toml").is_file()
-        way_out = f", or resume what it holds with: fedgrove resume {out}" if has_a_run else "."
+        way_out = f", or resume its sweep with: fedgrove resume {out}" if has_a_run else "."
         raise InputError(
-            f"{out} holds another sweep or other files, and nothing is overwritten. "
-            f"Give another --out{way_out}"
+            f"{out} contains a different sweep or other files, and nothing is overwritten. Give a "
+            f"different --out{way_out}"
         )
     return configs
 
@@ -366,7 +367,7 @@ def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[Compa
 def _how_to_resume(out: Path, configs: Sequence[str]) -> str:
     if any(made_in_python(config) for config in configs):
         # What was made in Python is not in the folders; where it is given again, they are found.
-        return "to go on, make the same sweep again from Python."
+        return "to continue, run the same sweep again from Python."
     # Any of those that name code says how.
     ways = {how_to_resume(config, out) for config in configs}
     return max(ways, key=len)
@@ -378,13 +379,14 @@ def _write(
     folders: Mapping[str, RunFolder],
     ends: Mapping[str, Result | Failure],
 ) -> None:
+    """Write sweep.json: the grid, and the state of each run."""
     members = {name: state(ends.get(name)) for name in folders}
     content = files.seal_json({"grid": grid, "members": members}, indent=1)
     write_bytes(files.check_inside(out, SWEEP_FILE), content, sync=True)
 
 
 def state(end: Result | Failure | None) -> dict[str, str]:
-    """Return how a run of a sweep stands, as sweep.json says it."""
+    """Return the state of a run of a sweep, as in sweep.json."""
     if end is None:
         return {"state": "unfinished"}
     if isinstance(end, Failure):

@@ -57,6 +57,7 @@ from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
 from ..options.definition import is_plain, members, options_of
 from ..problems import Metric, MixedProblem
+from ..renamed import find_new_field, rename_field
 from .experiment import Experiment
 from .settings import MethodTypes, coerce, find_part, fitting, hints, is_built_in, own_fields_first
 
@@ -121,6 +122,7 @@ def _described(federation: Federation) -> dict[str, Any]:
 
 
 def _metric(metric: Metric) -> str:
+    """Describe a metric for config.toml."""
     direction = "more" if metric.more_is_better else "less"
     return f"{metric.name}, {direction} is better"
 
@@ -146,6 +148,7 @@ def _table(part: Any, code: dict[str, str]) -> dict[str, Any]:
 
 
 def _value(value: Any, key: str, code: dict[str, str]) -> Any:
+    """Return a setting's value as config.toml has it."""
     if dataclasses.is_dataclass(value):
         return _table(value, code)
     if isinstance(value, tuple | list):
@@ -155,8 +158,8 @@ def _value(value: Any, key: str, code: dict[str, str]) -> Any:
     if isinstance(value, bool | int | float | str):
         return value
     raise InputError(
-        f"{key} holds a {type(value).__name__}, which config.toml cannot hold; parts are made of "
-        "numbers, text, tuples and other parts."
+        f"{key} contains a {type(value).__name__}, which config.toml cannot contain; parts consist "
+        "of numbers, text, tuples and other parts."
     )
 
 
@@ -235,7 +238,7 @@ def method_of(text: str) -> Any:
 
 
 def _check_same_data(known: Any, data: Federation) -> None:
-    """Refuse another federation than the run was started on, as far as one can tell.
+    """Refuse a federation other than the one that the run was started on, as far as one can tell.
 
     Folders from before this was written down know nothing of it.
     """
@@ -245,7 +248,9 @@ def _check_same_data(known: Any, data: Federation) -> None:
             "run was started with: data=fedgrove.load(..., label=..., window=...)."
         )
     if not isinstance(known, dict):
-        raise InputError("[data] of config.toml is no table; restore the file as it was written.")
+        raise InputError(
+            "[data] of config.toml is not a table; restore the file as it was written."
+        )
     now = _described(data)
     for option, value in known.items():
         if now.get(option) != value:
@@ -299,7 +304,7 @@ def check_trust(
         path = Path(spec.rpartition(":")[0] or spec)
         raise InputError(
             f'{folder / file} has {option} = "{spec}", so the code in {path.absolute()} '
-            "would be run. If you trust it, say so with --trust (in Python: trust=True)."
+            "would be run. If you trust it, add --trust (in Python: trust=True)."
         )
 
 
@@ -338,7 +343,7 @@ def _check_unchanged(place: Path, known: Any, what_to_do: str) -> None:
     if known is not None and now != known:
         raise InputError(
             f"{place.absolute()} has changed since the run was started (its SHA-256 was "
-            f"{str(known)[:12]} and is {now[:12]}), so the run would end otherwise; {what_to_do}"
+            f"{str(known)[:12]} and is {now[:12]}), so the result would differ; {what_to_do}"
         )
 
 
@@ -428,6 +433,7 @@ def same(one: str, other: str) -> bool:
 
 
 def _parsed(text: str) -> dict[str, Any]:
+    """Parse the text of a run folder's config.toml."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -437,6 +443,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _method(document: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Return the method that config.toml names or describes."""
     table = document.get("method")
     code = document.get("code", {})
     if table is not None:
@@ -491,9 +498,12 @@ def _class_of_file(spec: str, path: str, code: Any, hint: Any) -> type:
 
 
 def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
+    """Build a part from the fields in its table of config.toml."""
     kinds = hints(cls)
     values = {}
     for key, value in fields.items():
+        if find_new_field(cls, key) is not None:
+            key, value = rename_field(cls, key, value)
         if key not in kinds:
             raise unknown(f"field of {path}, a {cls.__name__},", key, kinds)
         values[key] = _rebuilt(value, kinds[key], f"{path}.{key}", code)
@@ -506,6 +516,7 @@ def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
 
 
 def _rebuilt(value: Any, hint: Any, path: str, code: Any) -> Any:
+    """Return a setting's value, or part, from config.toml."""
     if isinstance(value, dict):
         known = fitting(hint)
         found = find_part(str(value.get("type")), hint)

@@ -123,7 +123,7 @@ def make_dataset(arrays: ArrayData, options: OwnDataOptions) -> Dataset:
     allowed = "numbers (n, F), (n, C, L) or (n, C, H, W)"
     check(x.ndim in (2, 3, 4) and is_numeric, "x", given, allowed)
     is_finite = bool(np.isfinite(x).all())
-    check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+    check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill in or drop such rows")
     _check_size("x", x)
 
     channels = options.channels
@@ -148,7 +148,7 @@ def make_dataset(arrays: ArrayData, options: OwnDataOptions) -> Dataset:
         start=start,
         reach=2,
         notes=(*notes, *targets.notes),
-        refusal="the arrays came without block, which tells which rows belong together in time",
+        refusal="the arrays came without block, which marks rows that belong together in time",
         names=names,
         channels=() if channels is None or isinstance(channels, int) else tuple(channels),
     )
@@ -207,7 +207,7 @@ def _explain_axes(shape: tuple[int, ...]) -> str:
     return (
         f"x has the shape {shape}, which would be read as {as_given}: channels come first. If "
         f"it has {as_meant}, give channels={last} (--channels {last}) or "
-        f"x.transpose{order}; if it is right as it is, give channels={first}."
+        f"x.transpose{order}; if the shape is correct, give channels={first}."
     )
 
 
@@ -225,7 +225,7 @@ def _read_targets(y: Array, n: int) -> Dataset:
         allowed = f"of shape ({n},) or ({n}, L)"
         check(is_table or y.shape == (n,), "y", given, allowed)
         is_finite = bool(np.isfinite(y).all())
-        check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+        check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill in or drop such rows")
         _check_size("y", y)
     if is_table and y.dtype.kind in "fiub":
         is_yes_or_no = bool(np.isin(y, (0, 1)).all())
@@ -350,8 +350,8 @@ def _make_frame(arrays: ArrayData, options: OwnDataOptions) -> pd.DataFrame:
     x = arrays.x
     if x.ndim != 2:
         raise InputError(
-            f"window is {options.window}, and x has the shape {x.shape}, which is windows already; "
-            "leave window out, or give the recording (n, channels)."
+            f"window is {options.window}, and x has the shape {x.shape}, which already consists of "
+            "windows; leave window out, or give the recording (n, channels)."
         )
     names = [f"x{position}" for position in range(x.shape[1])]
     if isinstance(options.channels, tuple):

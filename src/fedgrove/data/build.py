@@ -71,7 +71,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         name: The name of the federation.
         dataset: All examples.
         choices: The options; ``choices.partition`` must be set.
-        defaults: How the data are trained unless options say otherwise.
+        defaults: How the data are trained unless options override it.
 
     Raises:
         InputError: The options do not fit the data set.
@@ -103,7 +103,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
             left_out.append(client_name)
     if not parts:
         raise InputError(
-            f"no client of {name} has enough examples to hold some out; "
+            f"no client of {name} has enough examples for a test part; "
             f"{_describe_need(dataset, kind)}"
         )
 

@@ -47,7 +47,7 @@ def from_clients(
             find out.
         name: The name of the federation.
         labels: The names of the outputs; by default their numbers.
-        defaults: How the data are trained unless options say otherwise.
+        defaults: How the data are trained unless options override it.
         notes: Caveats that belong in every table of results.
 
     Raises:
@@ -114,7 +114,7 @@ def _call(what: str, f: Callable[..., Any], *arguments: Any, **options: Any) -> 
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise InputError(
             f"{what} raised {type(error).__name__}: {lines[0]} (at {place}); call it directly to "
-            "see the whole error."
+            "see the complete error."
         ) from error
 
 
@@ -252,7 +252,9 @@ class CheckedClient:
         if not y.is_floating_point():
             y = y.to(torch.float32)
         if self.problem.kind == "labels" and not bool(((y == 0) | (y == 1)).all()):
-            raise InputError(f"{what} has other values in y than 0 and 1, which labels must be.")
+            raise InputError(
+                f"{what} has values in y other than 0 and 1, and labels must be 0 or 1."
+            )
         if not bool(torch.isfinite(y).all()):
-            raise InputError(f"{what} has NaN or infinity in y; fill or drop these rows.")
+            raise InputError(f"{what} has NaN or infinity in y; fill in or drop these rows.")
         return y

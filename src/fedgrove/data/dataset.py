@@ -85,7 +85,7 @@ class Dataset:
     targets: Array | None = None
     ahead: int = 0
     kinds: Ints | None = None
-    refusal: str = "its examples are not windows of a series, so there is nothing to keep together"
+    refusal: str = "its examples are not windows of a series, so they form no blocks"
     names: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
     window: int | None = None
@@ -224,7 +224,7 @@ def cut_windows(
     if not len(start):
         raise InputError(
             f"no user does one activity for {length} samples without a break, which is one window; "
-            f"get the whole recording."
+            f"use the complete recording."
         )
     return replace(
         rows,

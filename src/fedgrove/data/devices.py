@@ -14,7 +14,8 @@ second on, 0 is an outage, and the last line stays valid. The columns tell a pro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -75,6 +76,26 @@ class Steps:
         ends_connected = self.up[-1] > 0 and self.down[-1] > 0
         last = (self.up[-1], self.down[-1])
         check(ends_connected, "last bandwidth of a trace", last, "above 0")
+
+    def at(self, second: float) -> tuple[float, float]:
+        """Return the Mbit/s up and down that a server knows of a device in a second of the trace.
+
+        In an outage these are the bandwidths before it, or after it if the trace begins with one.
+
+        >>> steps = Steps((0.0, 60.0, 90.0), up=(5.0, 0.0, 1.0), down=(40.0, 0.0, 4.0))
+        >>> steps.at(59.9), steps.at(60.0), steps.at(90.0)
+        ((5.0, 40.0), (5.0, 40.0), (1.0, 4.0))
+        """
+        step = bisect_right(self.seconds, second) - 1
+        return _last_above_0(self.up, step), _last_above_0(self.down, step)
+
+
+def _last_above_0(rates: Sequence[float], step: int) -> float:
+    """Return the last rate above 0 up to a step of a trace, or else the first one behind it."""
+    for rate in reversed(rates[: step + 1]):
+        if rate > 0:
+            return rate
+    return next(rate for rate in rates if rate > 0)
 
 
 BandwidthTraces = Mapping[int, Steps]
@@ -166,10 +187,7 @@ class Devices:
             speed = device.speed / REFERENCE_GMACS
             return ClientInfo(examples, device.up, speed, device.memory, downlink=device.down)
         if self.trace is not None and self.trace_is_known:
-            steps = self.trace[client]
-            # A trace may begin with an outage, which the server does not know.
-            up = next(rate for rate in steps.up if rate > 0)
-            down = next(rate for rate in steps.down if rate > 0)
+            up, down = self.trace[client].at(0.0)
             return ClientInfo(examples, up, downlink=down)
         return draw_device(self.name, examples, client, seed)
 
@@ -337,7 +355,7 @@ def _read_profile(path: str, frame: pd.DataFrame) -> dict[int | str, Device]:
     if is_repeated.any():
         line = is_repeated.idxmax()
         raise InputError(
-            f"{path}, line {line}: client {clients[line]} has a line already; give it one."
+            f"{path}, line {line}: client {clients[line]} already has a line; give it only one."
         )
     columns = (speeds["up"], speeds["down"], speeds["speed"], memory)
     lines = zip(*(column.tolist() for column in columns), strict=True)
@@ -357,7 +375,7 @@ def _read_trace(path: str, frame: pd.DataFrame) -> dict[int | str, Steps]:
         if not (up[lines[-1]] > 0 and down[lines[-1]] > 0):
             raise InputError(
                 f"the trace {path} ends with an outage of client {client}, and its last line "
-                "stays valid; add a line with bandwidths above 0."
+                "applies until the end; add a line with bandwidths above 0."
             )
         trace[client] = Steps(
             tuple(second[lines].tolist()), tuple(up[lines].tolist()), tuple(down[lines].tolist())

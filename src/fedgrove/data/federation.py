@@ -266,7 +266,7 @@ def _count_bytes(data: ClientData) -> int:
 
 @dataclass(frozen=True)
 class Defaults:
-    """How a data set is trained unless options say otherwise: the setup of the paper that uses it.
+    """How a data set is trained unless options override it: the setup of the paper that uses it.
 
     Args:
         net: The name of the network.
@@ -308,15 +308,15 @@ class Federation:
         classes: The number of outputs: classes, labels or numbers, which ``labels`` names.
         labels: The names of the outputs.
         shape: The shape of one input, channels first.
-        defaults: How the data are trained unless options say otherwise.
+        defaults: How the data are trained unless options override it.
         notes: Caveats that belong in every table of results.
         partition: How examples were assigned to clients.
         scenario: What was changed at some clients.
         split: How the test part was held out.
         validation: The share of the remaining examples that was held out for validation.
         problem: What the targets are.
-        trace: How the bandwidths of clients really change, which no method sees. The bandwidth of
-            a client without a trace stays as in ``infos``.
+        trace: How the bandwidths of clients really change. The bandwidth of a client without a
+            trace stays as in ``infos``. What the server knows about it: :meth:`infos_at`.
         files: The SHA-256 of each file of devices and of each file of the user's own data.
         later: Data that replace a client's data: pairs of a round and the data from then on.
         elsewhere: Whether clients are other machines: then they have no examples here, only what
@@ -345,6 +345,18 @@ class Federation:
     preparation: Preparation = IDENTITY
     names: Mapping[int, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return a line about the federation, not pages of its tensors.
+
+        >>> from fedgrove import data
+        >>> data.load("digits", clients=3)
+        Federation('digits', 3 clients, 10 outputs, shape (1, 8, 8), partition 'dirichlet:0.5')
+        """
+        return (
+            f"Federation({self.name!r}, {len(self.clients)} clients, {self.classes} outputs, "
+            f"shape {self.shape}, partition {self.partition!r})"
+        )
+
     def preparation_of(self, k: int, round: int = 0) -> Preparation:
         """Return how the raw inputs of one client became its inputs."""
         return self.client(k, round).preparation or self.preparation
@@ -365,6 +377,16 @@ class Federation:
             later[k] = tuple((begin, _cast(data, dtype)) for begin, data in versions)
         first = {k: _cast(data, dtype) for k, data in self.clients.items()}
         return replace(self, clients=first, later=later)
+
+    @property
+    def division(self) -> dict[str, Any]:
+        """How the data were divided, among clients and into parts, by option."""
+        return {
+            "partition": self.partition,
+            "scenario": self.scenario,
+            "split": self.split,
+            "validation": self.validation,
+        }
 
     @property
     def is_lazy(self) -> bool:
@@ -400,6 +422,15 @@ class Federation:
         if self.is_lazy:
             return LazyInfos(self.clients)
         return {k: client.info for k, client in self.clients.items()}
+
+    def infos_at(self, second: float) -> dict[int, ClientInfo]:
+        """Return what the server knows in a virtual second about the clients that have a trace."""
+        known = {}
+        for client, steps in (self.trace or {}).items():
+            if client in self.clients:
+                up, down = steps.at(second)
+                known[client] = replace(self.infos[client], bandwidth=up, downlink=down)
+        return known
 
     @cached_property
     def ids(self) -> Sequence[int]:

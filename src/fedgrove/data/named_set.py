@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import os
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pooch
 
-from ..errors import InputError, MissingError
+from ..errors import FedgroveError, InputError, MissingError, check
 from .dataset import Array, Dataset
 from .federation import Defaults, Federation
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 Arrays = dict[str, Array]
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 """The endings of files with a user's own data."""
-CACHE_VERSION = "1"
-"""Version of the unpacked copies. Change it if a reader returns other arrays than before."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class FileFormat:
 
     files: tuple[str, ...]
     read: Callable[[Sequence[Path]], Arrays]
+
+    def __post_init__(self) -> None:
+        # A text is a sequence of letters, each of which would be looked for.
+        check(isinstance(self.files, tuple), "files", self.files, "a tuple, as in ('steps.csv',)")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class NamedSet:
 
     Args:
         about: One line that describes it.
-        defaults: How it is trained unless options say otherwise.
+        defaults: How it is trained unless options override it.
         partition: How its examples are assigned to clients by default.
         clients: The default number of clients; None for one per user.
         formats: The files it is read from, in any of these forms, the preferred one first.
@@ -80,6 +84,16 @@ class NamedSet:
     downloads: tuple[Download, ...] = ()
     make: Callable[[int | None], Dataset] | None = None
     federation: Callable[[Choices, Defaults], Federation] | None = None
+
+    def __post_init__(self) -> None:
+        check(isinstance(self.formats, tuple), "formats", self.formats, "a tuple of FileFormat")
+        ways = [bool(self.formats), self.make is not None, self.federation is not None]
+        if sum(ways) != 1:
+            raise InputError(
+                "a NamedSet has more or less than one of formats, make and federation; give one."
+            )
+        if self.formats and (self.dataset is None or not self.source):
+            raise InputError("a NamedSet with formats has no dataset, or no source; give both.")
 
     @property
     def needs_files(self) -> bool:
@@ -118,22 +132,51 @@ def read_dataset(
         InputError: A file is not what it should be.
     """
     if named_set.make is not None:
-        return named_set.make(users)
+        dataset = named_set.make(users)
+        _check_agreement(dataset, f"the arrays of {name}", "correct its make")
+        return dataset
+    paths, file_format = _find_or_download(name, named_set, data_dir)
     assert named_set.dataset is not None
-    dataset = named_set.dataset(_read_arrays(name, named_set, data_dir))
+    try:
+        dataset = named_set.dataset(read_unpacked(name, paths, file_format.read))
+    except FedgroveError:
+        raise
+    # Any error: what a reader meets in a damaged file, or in one of a later form, has many names.
+    except Exception as error:
+        raise InputError(
+            f"{name} cannot be read from '{paths[0]}': {type(error).__name__}: {error} "
+            f"({_describe_place(error)}). Get the file again from {named_set.source}; if it is as "
+            "published, correct the reader."
+        ) from error
+    _check_agreement(dataset, f"the files of {name}", "download them again")
+    return dataset
 
-    examples = len(dataset.x)
-    labels = len(dataset.y)
+
+def _check_agreement(dataset: Dataset, what: str, advice: str) -> None:
+    """Refuse columns of different lengths, and labels without a name."""
+    columns = {"labels": dataset.y, "users": dataset.user, "targets": dataset.targets}
+    lengths = {"examples": len(dataset.x)}
+    for name, column in columns.items():
+        if column is not None:
+            lengths[name] = len(column)
     # ``initial`` because an empty array has neither a minimum nor a maximum.
     lowest = dataset.y.min(initial=0)
     highest = dataset.y.max(initial=0)
     labels_are_known = lowest >= 0 and highest < len(dataset.labels)
-    if examples != labels or not labels_are_known:
+    if len(set(lengths.values())) > 1 or not labels_are_known:
+        counted = ", ".join(f"{length} {name}" for name, length in lengths.items())
         raise InputError(
-            f"the files of {name} do not agree: {examples} examples, {labels} labels up to "
-            f"{highest}; download them again."
+            f"{what} do not agree: {counted}, labels from {lowest} up to {highest}, and names for "
+            f"{len(dataset.labels)}; {advice}."
         )
-    return dataset
+
+
+def _describe_place(error: Exception) -> str:
+    """The line in the definition of a data set that an error came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent.name == "sets"]
+    frame = (own or frames)[-1]
+    return f"at {Path(frame.filename).name}, line {frame.lineno}"
 
 
 # ---- finding and downloading files ---------------------------------------------------------------
@@ -162,8 +205,10 @@ def data_folders(data_dir: str | Path | None) -> list[Path]:
     return [Path(folder), cache_folder()]
 
 
-def _read_arrays(name: str, named_set: NamedSet, data_dir: str | Path | None) -> Arrays:
-    """Find a set in any of its forms, download it if necessary, and read it."""
+def _find_or_download(
+    name: str, named_set: NamedSet, data_dir: str | Path | None
+) -> tuple[list[Path], FileFormat]:
+    """Find a set in any of its forms, and download it if necessary."""
     places = data_folders(data_dir)
     found = find_files(places, named_set.formats)
     if found is None and named_set.downloads:
@@ -172,12 +217,11 @@ def _read_arrays(name: str, named_set: NamedSet, data_dir: str | Path | None) ->
     if found is None:
         files = " or ".join(f"'{each.files[0]}'" for each in named_set.formats)
         raise MissingError(
-            f"{name} was not found: looked for {files} in {_list_folders(places)}"
+            f"{name} was not found: searched for {files} in {_list_folders(places)}"
             f"{_describe_incomplete(places, named_set.formats)}. {_advise(named_set)}; "
             f"{_list_built_in()} need no files."
         )
-    paths, file_format = found
-    return read_unpacked(name, paths, lambda: file_format.read(paths))
+    return found
 
 
 def _list_built_in() -> str:
@@ -256,32 +300,40 @@ def _download(name: str, named_set: NamedSet, places: Sequence[Path]) -> None:
 # ---- unpacked copies: decompressing and parsing are slow, loading plain arrays is not ------------
 
 
-def read_unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Arrays:
+def read_unpacked(
+    name: str, paths: Sequence[Path], read: Callable[[Sequence[Path]], Arrays]
+) -> Arrays:
     """Return the data set that ``read`` returns, kept uncompressed in the cache.
 
-    The copy is used until a file changes in size or time. Without a writable cache no copy is kept
-    and nothing fails.
+    The copy is used until a file changes in size or time, or the code of its reader changes.
+    Without a writable cache no copy is kept and nothing fails.
     """
     # A colon ("emnist:letters") is not allowed in file names on every system.
-    target = cache_folder() / "unpacked" / f"{name.replace(':', '-')}-{_digest(paths)}.npz"
+    target = cache_folder() / "unpacked" / f"{name.replace(':', '-')}-{_digest(paths, read)}.npz"
     # A copy that is missing or damaged, in any of the ways np.load reports it, is made again.
     with contextlib.suppress(Exception), np.load(target) as copy:
         return {key: copy[key] for key in copy.files}
-    fresh = read()
+    fresh = read(paths)
     with contextlib.suppress(OSError):
         _write(target, fresh)
     return fresh
 
 
-def _digest(paths: Sequence[Path]) -> str:
-    """Return a digest of every source file's path, size and modification time."""
+def _digest(paths: Sequence[Path], read: Callable[[Sequence[Path]], Arrays]) -> str:
+    """Return a digest of every source file's path, size and modification time, and of the reader.
+
+    Of the reader counts the file that it stands in, with those of what readers share.
+    """
+    code = hashlib.sha256()
+    for source in (inspect.getfile(read), __file__, inspect.getfile(Dataset)):
+        code.update(Path(source).read_bytes())
     marks = []
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             status = file.stat()
             marks.append((str(file.absolute()), status.st_size, status.st_mtime_ns))
-    return hashlib.sha256(repr((CACHE_VERSION, marks)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((code.hexdigest(), marks)).encode()).hexdigest()[:16]
 
 
 def _write(target: Path, fresh: Arrays) -> None:
@@ -317,7 +369,7 @@ def read_npz(path: Path, names: Sequence[str] = ()) -> Arrays:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                raise ValueError("it holds one bare array")
+                raise ValueError("it contains one array without a name")
             contents = {key: loaded[key] for key in loaded.files}
     except FileNotFoundError:
         raise InputError(

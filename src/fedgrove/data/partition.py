@@ -165,6 +165,7 @@ def _draw_from_each_class(y: Ints, size: Ints, cap: int, rng: np.random.Generato
 
 
 def _describe(partition: Partition) -> str:
+    """Write a partition as the command line does."""
     if partition.kind in DIRICHLET:
         return f"{partition.kind}:{partition.alpha:g}"
     if partition.k:

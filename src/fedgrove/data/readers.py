@@ -170,7 +170,7 @@ def _find_files(path: Path) -> tuple[list[tuple[str, Path]], list[str]]:
             "there, or a folder of files for each client."
         )
     if ignored:
-        return found, [f"files that are no data are ignored: {list_some(ignored)}"]
+        return found, [f"files that are not data are ignored: {list_some(ignored)}"]
     return found, []
 
 
@@ -322,7 +322,8 @@ def _check_names(names: pd.Index, source: str) -> None:
     repeated = sorted({f"'{name}'" for name in names[names.duplicated()]})
     if repeated:
         raise InputError(
-            f"{source} has more than one column {', '.join(repeated)}; a name may be there once."
+            f"{source} has more than one column {', '.join(repeated)}; each name must occur only "
+            "once."
         )
 
 
@@ -420,6 +421,7 @@ def _read_mapping(data: Mapping[str, Any], options: OwnDataOptions, source: str)
 
 
 def _select(data: Mapping[str, Any], names: Sequence[str], source: str) -> list[Any]:
+    """Return the arrays of these names from a user's data; refuse data that lack one."""
     missing = [name for name in names if name not in data]
     if missing:
         present = ", ".join(sorted(map(str, data))) or "none"
@@ -528,14 +530,14 @@ def _read_hugging_face(data: Any, options: OwnDataOptions, source: str) -> Conte
             f"data['{next(iter(data))}'], or join them: each client holds out a test part itself."
         )
     if not hasattr(data, "__len__"):
-        raise InputError(f"{source} is read piece by piece; load it whole, without streaming.")
+        raise InputError(f"{source} is a streaming data set; load it without streaming.")
     names = list(data.column_names)
     label = options.label
     if label not in names:
         given = "not given" if label is None else f"'{label}'"
         raise InputError(
-            f"label is {given}, and {source} has the columns {', '.join(names)}; say which one is "
-            "to be predicted."
+            f"label is {given}, and {source} has the columns {', '.join(names)}; give the one to "
+            "predict."
         )
     special = [name for name in (label, options.client, options.time) if name in names]
     inputs = [name for name in names if name not in special]

@@ -81,7 +81,7 @@ def split(
 
 
 def _join(parts: Sequence[Ints]) -> Ints:
-    """Join all parts in one array; unlike np.concatenate alone, also if there are none."""
+    """Concatenate row numbers of held-out parts; unlike np.concatenate, also if there are none."""
     return np.concatenate([*parts, np.zeros(0, dtype=np.int64)])
 
 

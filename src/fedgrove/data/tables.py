@@ -112,8 +112,8 @@ def make_dataset(
     if not isinstance(label, str):
         columns = ", ".join(tables[0].frame)
         raise InputError(
-            f"label is not given, and {tables[0].source} has the columns {columns}; say which one "
-            f"is to be predicted (--label NAME, in Python label=NAME)."
+            f"label is not given, and {tables[0].source} has the columns {columns}; give the one "
+            "to predict (--label NAME, in Python label=NAME)."
         )
     refusals = Refusals()
     _find_wrong_options(tables, options, refusals)
@@ -133,7 +133,7 @@ def make_dataset(
     if not channels:
         raise InputError(
             f"{tables[0].source} has no input column, only '{label}' and the columns of client and "
-            "time; there must be one or more to learn from."
+            "time; there must be at least one."
         )
     return _build_dataset(recordings, options, channels, notes)
 
@@ -185,8 +185,8 @@ def _find_channels(
             refusals.add(f"{table.place} has no column {_quote(missing)} (it has {present}).")
         elif others and not isinstance(options.channels, tuple):
             refusals.add(
-                f"{table.place} has a column {_quote(others)} that the other tables lack; leave "
-                "it out, or say which columns are inputs (--channels)."
+                f"{table.place} has a column {_quote(others)} that the other tables lack; leave it "
+                "out, or name the columns that are inputs (--channels)."
             )
     return channels
 
@@ -537,7 +537,7 @@ def _build_dataset(
         if len(labels) < 2:
             raise InputError(
                 f"column '{options.label}' has only one class ({', '.join(labels)}); there must be "
-                "two classes or more to tell apart."
+                "at least two classes."
             )
     names, user = _number_users(recordings.rows["client"])
     dataset = Dataset(
@@ -584,7 +584,7 @@ def _note_users(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return (NO_CLIENT_COLUMN,)
     if len(names) == 1:
-        return (f"there is one client only, {names[0]}: there is nothing to federate",)
+        return (f"there is one client only, {names[0]}, so nothing is learnt from other clients",)
     return ()
 
 
@@ -592,7 +592,7 @@ def _note_similar_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """Note classes that differ by capitals or blanks alone.
 
     >>> _note_similar_classes(["Walk", "sit", "walk"])
-    ("classes that differ only by capitals or blanks are different classes: 'Walk' and 'walk'",)
+    ("classes that differ only in case or spaces are different classes: 'Walk' and 'walk'",)
     """
     similar: dict[str, list[str]] = {}
     for name in classes:
@@ -600,7 +600,7 @@ def _note_similar_classes(classes: Sequence[str]) -> tuple[str, ...]:
     listed = "; ".join(" and ".join(names) for names in similar.values() if len(names) > 1)
     if not listed:
         return ()
-    return (f"classes that differ only by capitals or blanks are different classes: {listed}",)
+    return (f"classes that differ only in case or spaces are different classes: {listed}",)
 
 
 def _note_recorded(stretch: Ints) -> tuple[str, ...]:

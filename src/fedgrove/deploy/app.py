@@ -133,10 +133,11 @@ def write_app(
 
 
 def _check_free(path: Path) -> None:
+    """Refuse to write a Flower app into a folder that is not empty."""
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise InputError(
-            f"{path} is there and not empty; an app is only written into a folder that is empty or "
-            "not there yet."
+            f"{path} is not empty; an app is only written into a folder that is empty or does not "
+            "exist."
         )
 
 

@@ -99,7 +99,7 @@ def check_server(keys: str | Path) -> list[Check]:
     for name in ("server.crt", "server.key", "ca.crt"):
         if not (folder / name).is_file():
             raise InputError(
-                f"{folder / name} is not there; give the folder of keys that the SuperLink uses."
+                f"{folder / name} does not exist; give the folder of keys that the SuperLink uses."
             )
     if not (PROC / "self" / "net").exists():
         raise InputError("a running server is checked through /proc, which only Linux has.")
@@ -166,6 +166,7 @@ def _uses(program: Program, folder: Path) -> bool:
 
 
 def _check_runs(folder: Path, programs: Sequence[Program]) -> Check:
+    """Check that a SuperLink that uses a folder of keys is running."""
     running = [f"{program.kind} ({program.pid})" for program in programs]
     is_there = any(program.kind == "SuperLink" for program in programs)
     return Check(
@@ -220,6 +221,7 @@ def _address(text: str) -> tuple[IPv4Address | IPv6Address, int]:
 
 
 def _check_program(program: Program, folder: Path) -> Iterator[Check]:
+    """Check one program of a deployment: its addresses, its umask and its files."""
     if program.kind in ("SuperLink", "proxy", "nginx"):
         for address, port in _listening(program):
             yield from _check_address(program, folder, address, port)
@@ -231,7 +233,8 @@ def _check_program(program: Program, folder: Path) -> Iterator[Check]:
         f"{program.kind}: umask",
         umask & PRIVATE == PRIVATE,
         f"{umask:03o}",
-        "start it after `umask 077` (systemd: UMask=0077): others can read what it writes",
+        "start it after `umask 077` (systemd: UMask=0077): other users can read the files that it "
+        "writes",
     )
 
 
@@ -259,10 +262,10 @@ def _check_address(
         )
     can_control = control == HTTPStatus.OK
     is_local = address.is_loopback and program.kind == "SuperLink"
-    found = f"{shown} refuses it to who has ca.crt alone ({control})"
+    found = f"{shown} refuses it to anyone who only has ca.crt ({control})"
     if can_control:
         found = f"{shown} lets everyone {'on this machine ' if is_local else ''}start runs"
-        found += " and register nodes, with ca.crt alone"
+        found += " and register nodes, with only ca.crt"
     yield Check(
         f"{program.kind}: control",
         not can_control or is_local,
@@ -271,13 +274,13 @@ def _check_address(
         "127.0.0.1 behind fedgrove proxy or nginx",
     )
     is_refused = fleet in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-    found = f"{shown} refuses who has ca.crt alone ({fleet})"
+    found = f"{shown} refuses anyone who only has ca.crt ({fleet})"
     if not is_refused:
-        found = f"{shown} lets in who has ca.crt alone ({fleet})"
+        found = f"{shown} admits anyone who only has ca.crt ({fleet})"
     if program.kind == "SuperLink" and "--enable-supernode-auth" not in program.words:
         # It asks for a key, and takes any. To try one would register it.
         is_refused = False
-        found = f"{shown} lets in every key, also one that nobody registered"
+        found = f"{shown} admits every key, even one that was not registered"
     advice = "start the SuperLink with --enable-supernode-auth"
     yield Check(f"{program.kind}: nodes", is_refused, found, advice)
     if not is_encrypted:
@@ -409,7 +412,7 @@ def _check_mode(name: str, paths: Sequence[Path]) -> Check:
     return Check(
         f"permissions: {name}",
         False,
-        f"others have rights to {list_some(shown, most=3)}",
+        f"other users have rights to {list_some(shown, most=3)}",
         f"chmod go= {shlex.quote(str(first))}, and start the programs with umask 077",
     )
 
@@ -447,6 +450,6 @@ def check_timeouts(homes: Sequence[Path]) -> Check:
         "apps: timeout",
         not without,
         found,
-        "set timeout in [tool.flwr.app.config] of the app's pyproject.toml: a silent node holds "
-        "up the run for ever",
+        "set timeout in [tool.flwr.app.config] of the app's pyproject.toml: otherwise a silent "
+        "node delays the run forever",
     )

@@ -80,10 +80,7 @@ def describe_client(federation: Federation, partition: int) -> Head:
             "labels": list(federation.labels),
             "defaults": dataclasses.asdict(federation.defaults),
             "notes": [note for note in federation.notes if not _names_client(note, federation)],
-            "partition": federation.partition,
-            "scenario": federation.scenario,
-            "split": federation.split,
-            "validation": federation.validation,
+            **federation.division,
         },
     }
 
@@ -129,7 +126,8 @@ def _make_problem(said: Mapping[str, Any]) -> Problem:
 MOST_EXAMPLES = 10**8
 """The most training examples that a client may report."""
 TIMES_USUAL = 100.0
-"""How many times the median number of examples a client may report, unless the app says otherwise.
+"""How many times the median number of examples a client may report, unless the app sets another
+bound.
 
 A client's weight in an average is its number of examples, and nobody but the client can count them.
 """
@@ -309,6 +307,7 @@ def find_usual_kind(nodes: Mapping[int, EnrolledClient]) -> str:
 
 
 def _in_order(nodes: Mapping[int, EnrolledClient]) -> list[EnrolledClient]:
+    """Return enrolled clients in the order of their partitions."""
     return sorted(nodes.values(), key=lambda each: each.partition)
 
 
@@ -374,7 +373,7 @@ def describe_clock(node: EnrolledClient, asked: float, answered: float) -> str:
         return ""
     which = f"{behind:.0f} s behind" if behind > ahead else f"{ahead:.0f} s ahead of"
     return (
-        f"the clock of client {node.partition} is {which} the server's; set it, for instance with "
+        f"the clock of client {node.partition} is {which} the server's; set it, for example with "
         "NTP, because Flower drops messages by their time."
     )
 
@@ -454,8 +453,8 @@ def name_run(config: str) -> str:
     return hashlib.sha256(config.encode()).hexdigest()[:16]
 
 
-def describe_half(run: Run, config: str) -> Head:
-    """Return a summary of the run that server or node has built, to compare both."""
+def describe_built_run(run: Run, config: str) -> Head:
+    """Return a summary of the run that a server or a node has built, to compare both."""
     leaves = {name: list(leaf.shape) for name, leaf in run.params.items()}
     # A sum, and not a hash: weights may differ in the last digits between processors.
     total = math.fsum(float(leaf.double().abs().sum()) for leaf in run.params.values())
@@ -468,27 +467,27 @@ def describe_half(run: Run, config: str) -> Head:
     }
 
 
-def check_half(said: Head, own: Head, who: str = "the node") -> None:
-    """Refuse a node that has built another run than the server.
+def check_built_run(said: Head, own: Head, who: str = "the node") -> None:
+    """Refuse a node that has built a run that differs from the server's.
 
     Raises:
         InputError: Method, network, codec or initial weights differ.
     """
     words = {
-        "method": "another method, or other settings of it",
-        "net": "another network",
-        "codec": "another codec",
+        "method": "a different method, or different settings of it",
+        "net": "a different network",
+        "codec": "a different codec",
     }
     for key, what in words.items():
         if said.get(key) != own[key]:
             raise InputError(
-                f"{who} has built {what} than the server; give both the same files and the "
+                f"{who} has built {what} from the server; give both the same files and the "
                 "same version of fedgrove."
             )
     weights = said.get("weights")
-    # Another kind of processor may round differently.
+    # A different kind of processor may round differently.
     if not isinstance(weights, float) or not math.isclose(weights, own["weights"], rel_tol=1e-4):
         raise InputError(
-            f"{who} draws other initial weights than the server; give both the same network, "
-            "the same file of weights and the same version of torch."
+            f"{who} draws initial weights that differ from the server's; give both the same "
+            "network, the same file of weights and the same version of torch."
         )

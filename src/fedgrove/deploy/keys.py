@@ -84,7 +84,7 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
     except FileExistsError as error:
         raise InputError(
             f"{error.filename or path} exists, and is not overwritten; give a folder that is empty "
-            "or not there yet."
+            "or does not exist."
         ) from None
     except OSError as error:
         raise InputError(
@@ -94,7 +94,7 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
 
 def _checked(host: str) -> str:
     is_name = bool(host) and all(letter.isalnum() or letter in "-.:_*" for letter in host)
-    allowed = "a name or an address without a port, as fl.example.org or 10.0.0.5"
+    allowed = "a name or an address without a port, such such as fl.example.org or 10.0.0.5"
     # An IPv6 address has two colons or more.
     looks_like_port = host.count(":") == 1
     check(is_name and not looks_like_port and host.isascii(), "--host", host, allowed)
@@ -102,6 +102,7 @@ def _checked(host: str) -> str:
 
 
 def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
+    """Make the files of a new folder of keys; refuse to overwrite any."""
     files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt", DECLARED)]
     present = list(filter(Path.exists, files))
     names = tuple(f"node-{number}" for number in range(nodes))
@@ -110,12 +111,12 @@ def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
         # A new authority would shut out every node that trusts the old one.
         named = ", ".join(map(str, (*present, *taken)))
         raise InputError(
-            f"{named}: there already, and never overwritten; give another folder. To add a node, "
-            "make a key for it: ssh-keygen -t ecdsa -b 384 -N '' -f NODE"
+            f"{named}: already exists, and is never overwritten; give a different folder. To add a "
+            "node, make a key for it: ssh-keygen -t ecdsa -b 384 -N '' -f NODE"
         )
     if taken:
         raise InputError(
-            f"{taken[0]} is there already, and never overwritten; give another folder."
+            f"{taken[0]} already exists, and is never overwritten; give a different folder."
         )
     _write_certificates(path, hosts)
     lines = [DECLARED_HEAD]
@@ -161,6 +162,7 @@ def _write_certificates(path: Path, hosts: tuple[str, ...]) -> None:
 
 
 def _name(text: str) -> Any:
+    """Return the subject of a certificate."""
     from cryptography import x509
 
     return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
@@ -253,18 +255,18 @@ def read_declared_keys(folder: str | Path) -> dict[bytes, DeclaredKey]:
             f"{example}."
         ) from None
     except ValueError as error:
-        raise InputError(f"{path} is no TOML: {error}; it must have {example}.") from None
+        raise InputError(f"{path} is not TOML: {error}; it must have {example}.") from None
     found = {}
     for name, partitions in declared.items():
         are_numbers = isinstance(partitions, list) and all(
             type(each) is int and each >= 0 for each in partitions
         )
-        check(are_numbers, f"{name} in {path}", partitions, "a list of clients, as [0]")
+        check(are_numbers, f"{name} in {path}", partitions, "a list of clients, such as [0]")
         read = read_public_key(path.with_name(f"{name}.pub"))
         if read is None:
             raise InputError(
-                f"{path} names {name}, and {path.with_name(name)}.pub is no public key of a node; "
-                "put the file there, or remove the line."
+                f"{path} names {name}, and {path.with_name(name)}.pub is not the public key of a "
+                "node; put the file there, or remove the line."
             )
         found[read[0]] = DeclaredKey(name, tuple(partitions))
     return found

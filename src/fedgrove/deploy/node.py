@@ -76,6 +76,7 @@ class Node:
         return {"refused": sentence, "partition": node_config.get("partition-id")}
 
     def _answer(self, question: Head, node_config: Mapping[str, Any]) -> Head:
+        """Answer a question of the deployed run's server."""
         asked = question.get("ask")
         if asked == "refused":
             # The server's sentence, for whoever looks at this node's log.
@@ -88,7 +89,7 @@ class Node:
             return enrolment.describe_client(federation, partition) | {"time": time.time()}
         if asked == "join":
             return self._join(str(question.get("config")), partition, node_config)
-        raise InputError(f"the server asks {asked!r}, which this version does not know.")
+        raise InputError(f"the server requests {asked!r}, which this version does not know.")
 
     def _join(self, config: str, partition: int, node_config: Mapping[str, Any]) -> Head:
         """Build this side of a run, and store its config for a restart of the node."""
@@ -98,12 +99,14 @@ class Node:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"the node's folder {folder} cannot be made: {error.strerror or error}; name "
-                "another one by FEDGROVE_HOME."
+                f"the node's folder {folder} cannot be made: {error.strerror or error}; set a "
+                "different folder with FEDGROVE_HOME."
             ) from None
         write_bytes(folder / "config.toml", config.encode(), sync=True)
         LOG.info("client %d takes part in run %s", partition, folder.name)
-        return enrolment.describe_half(run, to_toml(_experiment(config, run.federation, self.code)))
+        return enrolment.describe_built_run(
+            run, to_toml(_experiment(config, run.federation, self.code))
+        )
 
     def do_task(self, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
         """Do a task of a run that this node has joined."""
@@ -126,9 +129,10 @@ class Node:
         return answer
 
     def _folder(self, name: str, partition: int, node_config: Mapping[str, Any]) -> Path:
+        """Return the folder in which a node keeps its files of a run."""
         # The name comes from the server: a slash or dots could lead out of the folder.
         if not name.isalnum():
-            raise InputError(f"{name!r} is no name of a run.")
+            raise InputError(f"{name!r} is not the name of a run.")
         given = node_config.get("home", self.home) or os.environ.get("FEDGROVE_HOME")
         home = Path(str(given)) if given else Path.home() / ".fedgrove"
         return home / f"client-{partition:05d}" / name
@@ -136,6 +140,7 @@ class Node:
     def _run(
         self, config: str, folder: Path, partition: int, node_config: Mapping[str, Any]
     ) -> Run:
+        """Return a node's side of the run, built once per process."""
         return _build_run(self, config, folder, partition, tuple(sorted(node_config.items())))
 
 
@@ -182,7 +187,7 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
     """Return the node's data as a federation with only its client.
 
     Raises:
-        InputError: The data cannot be read, are no federation, or do not have this client.
+        InputError: The data cannot be read, are not a federation, or do not have this client.
     """
     try:
         federation = data(partition, node_config)
@@ -191,7 +196,7 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
         LOG.error("own_data: %s", explain_error(error))
         raise InputError(
             f"client {partition} cannot read its data ({type(error).__name__}); the log of its "
-            "node says why."
+            "node gives the reason."
         ) from error
     if not isinstance(federation, Federation):
         raise InputError(
@@ -205,7 +210,8 @@ def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]
     else:
         raise InputError(
             f"this node is client {partition}, and its data have clients 0 to "
-            f"{len(federation.clients) - 1}; give it data with that client, or with one alone."
+            f"{len(federation.clients) - 1}; give it data with that client, or with only one "
+            "client."
         )
     if not len(client.train):
         raise InputError(f"client {partition} has no training examples; it cannot take part.")

@@ -65,6 +65,7 @@ class Proxy:
     """By node, when a sentence about its clock was last logged; only known nodes are in it."""
 
     def _warn(self, name: str, sentence: str) -> None:
+        """Log a warning about a node, but not too often."""
         now = time.monotonic()
         if now - self.warned.get(name, -WARN_AGAIN) >= WARN_AGAIN:
             self.warned[name] = now
@@ -168,7 +169,10 @@ def _describe_clock(age: float) -> str:
     if -MOST_AHEAD < age < MOST_BEHIND:
         return ""
     which = "ahead of" if age < 0 else "behind"
-    return f"the clock of this node is {abs(age):.0f} s {which} the server's; set it, as with NTP"
+    return (
+        f"the clock of this node is {abs(age):.0f} s {which} the server's; set it, for example "
+        "with NTP"
+    )
 
 
 @lru_cache(maxsize=1)
@@ -203,11 +207,11 @@ def serve_nodes(
     for name in ("server.crt", "server.key", "ca.crt"):
         if not (path / name).is_file():
             raise InputError(
-                f"{path / name} is not there; give the folder that fedgrove keys has made."
+                f"{path / name} does not exist; give the folder that fedgrove keys has made."
             )
     if not any(path.glob("*.pub")):
         raise InputError(
-            f"{path} has no public key of a node (node-0.pub), so nobody could connect; copy them "
+            f"{path} has no public key of a node (node-0.pub), so no node could connect; copy them "
             "from the folder that fedgrove keys has made."
         )
     try:

@@ -1,7 +1,7 @@
-"""Which node has which client: enrols nodes, lets them join a run, and notes who is gone.
+"""Which node has which client: enrols nodes, lets them join a run, and notes which nodes have left.
 
 Nothing here waits for one node. Questions are sent, and answers are read when they have arrived:
-before each exchange, and while the engine waits for reports. A node that does not answer is asked
+before each exchange, and while the engine waits for reports. A node that does not answer is queried
 again after a pause that grows.
 """
 
@@ -35,9 +35,9 @@ from .keys import DeclaredKey
 ANSWER = 120.0
 """Seconds that a node may take to answer a question: it reads its data for that."""
 AGAIN = 60.0
-"""Seconds after which a node that was refused, or did not answer, is asked again."""
+"""Seconds after which a node that was refused, or did not answer, is queried again."""
 LONGEST_PAUSE = 3600.0
-"""The longest pause before a silent node is asked again; pauses double until then."""
+"""The longest pause before a silent node is queried again; pauses double until then."""
 NOTICE = 10.0
 """Seconds that a run which cannot begin waits until refused nodes have received the reason."""
 POLL = 0.2
@@ -175,7 +175,7 @@ class Roster:
         """
         self._config = enrolment.config_for_nodes(config)
         self.name = enrolment.name_run(self._config)
-        self._half = enrolment.describe_half(run, config)
+        self._half = enrolment.describe_built_run(run, config)
         started = time.monotonic()
         for node in list(self._known):
             self._ask_to_join(node)
@@ -203,7 +203,7 @@ class Roster:
         sentence = f"{len(takes_part)} of {needed} clients take part{waited}."
         if self.refused:
             return f"{sentence} Refused: {' '.join(sorted(set(self.refused.values())))}"
-        return f"{sentence} Start the other nodes, or ask for fewer clients."
+        return f"{sentence} Start the other nodes, or set fewer clients."
 
     # ---- during the run --------------------------------------------------------------------------
 
@@ -337,13 +337,13 @@ class Roster:
         self._try(node, read)
 
     def _note_silence(self, node: int) -> None:
-        """Note that a node did not answer; it is asked again after a pause that doubles."""
+        """Note that a node did not answer; it is queried again after a pause that doubles."""
         self._silent[node] = self._silent.get(node, 0) + 1
         self._ask_at[node] = time.monotonic() + _grow(self._silent[node])
         known = self._known.get(node)
         if known is not None:
             self._why[known.partition] = (
-                f"client {known.partition} enrolled, and did not say whether it takes part."
+                f"client {known.partition} enrolled, but did not report whether it takes part."
             )
             LOG.warning("%s", self._why[known.partition])
         self._remove(node)
@@ -363,8 +363,8 @@ class Roster:
             )
         if self._quorum < self._clients and known.partition >= self._clients:
             raise InputError(
-                f"client {known.partition} is none of this app's clients, 0 to "
-                f"{self._clients - 1}; give the node another partition-id, or the app more clients."
+                f"client {known.partition} is not a client of this app, 0 to {self._clients - 1}; "
+                "give the node a different partition-id, or the app more clients."
             )
         clock = enrolment.describe_clock(known, question.clock, time.time())
         if clock:
@@ -383,7 +383,7 @@ class Roster:
         if "refused" in said:
             sentence = clean_text(str(said["refused"]), LONGEST_REASON)
             raise InputError(f"{who} refused to take part: {sentence}")
-        enrolment.check_half(said, self._half, who)
+        enrolment.check_built_run(said, self._half, who)
         self._joined.add(node)
 
     # ---- who may take part -----------------------------------------------------------------------
@@ -402,7 +402,7 @@ class Roster:
             listed = ", ".join(map(str, declared.partitions)) or "none"
             raise InputError(
                 f"the node with the key {declared.name} reports that it is client {partition}, and "
-                f"partitions.toml allows it {listed}; start it with another partition-id."
+                f"partitions.toml allows it {listed}; start it with a different partition-id."
             )
 
     def _check_kind(self, node: int) -> None:
@@ -433,7 +433,7 @@ class Roster:
         if known.info.examples != enrolled_with:
             raise InputError(
                 f"client {partition} has {known.info.examples} examples, and enrolled with "
-                f"{enrolled_with}; give it the data that it began with."
+                f"{enrolled_with}; give it the data that it started with."
             )
 
     def _try(self, node: int, step: Callable[[int], None]) -> None:
@@ -445,7 +445,7 @@ class Roster:
         except Exception as error:
             # A node is not trusted: whatever it sends ends in a refusal of this node, not of the
             # run.
-            self._refuse(node, clean_text(f"a node sent what cannot be used: {error!r}"))
+            self._refuse(node, clean_text(f"a node sent a message that cannot be used: {error!r}"))
 
     def _refuse(self, node: int, sentence: str) -> None:
         if self.refused.get(node) != sentence:

@@ -207,10 +207,11 @@ def _check_cohort(experiment: Experiment, config: Path | Experiment, clients: in
 
 
 def _check_same(begun: str, now: str, path: Path) -> None:
+    """Refuse to resume a deployed run with a different config.toml or different clients."""
     if begun != now:
         raise InputError(
-            f"{path} holds a run with another config.toml or other clients; give another folder, "
-            "or the config and clients of that run."
+            f"{path} contains a run with a different config.toml or different clients; give a "
+            "different folder, or the config and clients of that run."
         )
 
 
@@ -229,6 +230,7 @@ def _log_lines(watch: Watch | None) -> Watch:
 
 
 def _read(path: Path) -> Experiment:
+    """Read the experiment of a deployed run from its config.toml."""
     try:
         text = path.read_text()
     except OSError as error:

@@ -71,6 +71,7 @@ class Faulty:
         return job, Lost(task.to, "crashed", f"client {task.to} failed (--faults crash).", cost)
 
     def _answer(self, job: Job, answer: Answer, fault: str | None) -> Iterator[tuple[Job, Answer]]:
+        """Yield an answer as the simulated fault leaves it: lost, altered, or sent twice."""
         run, task = job
         if fault is None or isinstance(answer, Lost):
             yield job, answer
@@ -126,7 +127,7 @@ def spoil_report(report: Report, run: Run, task: Task, fault: str) -> Any:
 
 @dataclass(frozen=True)
 class Garbage:
-    """An answer that is no report, as a broken client may send it."""
+    """An answer that is not a report, as a broken client may send it."""
 
     cost: Any
 

@@ -79,7 +79,7 @@ class Wired:
             masks_sent = find_masks_known_to_server(task, task.send, codec, run.known_state.digest)
             answer = read_answer(report_bytes, codec, run.expected(task), masks_sent)
             if isinstance(answer, ResendRequest):
-                raise WireError("it is no report.")
+                raise WireError("it is not a report.")
         except UnexpectedReport as error:
             # Its bytes have arrived.
             spent.add({"up": up})

@@ -17,6 +17,7 @@ from ..channels.shrink import find_small_net
 from ..channels.small_net import SmallNet
 from ..core import (
     GRADIENT_PASSES,
+    OPTIMISER_PREFIX,
     SCORING_VERBS,
     Answer,
     Batch,
@@ -57,7 +58,11 @@ def make_carry(
         dtype: The type of the task's numbers.
         marks: ``carry["client"]``: the client's labels and task, if it has them.
     """
-    carry: Carry = dict(memory)
+    carry: Carry = {}
+    for name, tree in memory.items():
+        # No method sees optimiser states: a Train stage that keeps one finds it in the memory.
+        if not name.startswith(OPTIMISER_PREFIX):
+            carry[name] = tree
     # After the memory: a packet wins over a remembered tree of the same name.
     for name, packet in task.send.items():
         carry[name] = packet.values
@@ -131,7 +136,7 @@ def _lose_diverged(task: Task, report: Report, remembered: Mapping[str, Tree]) -
         task.to,
         "diverged",
         f"training diverged at client {task.to}: {what} infinite or not a number, and the client "
-        "keeps what it had before; a lower learning rate (lr) or a gradient clip may help.",
+        "keeps its previous model; a lower learning rate (lr) or a gradient clip may help.",
     )
 
 
@@ -269,17 +274,20 @@ def run_stages(run: Run, task: Task, client: Client) -> tuple[Outcome, Computed]
     carry = make_carry(task, client.memory, dtype, run.marks(client))
     outcome = Outcome()
     computed: Computed = []
+    states: dict[str, Tree] = {}
     # Privacy protects the difference from what was sent, and work may change that in place.
     received = _copy_task(task) if run.privacy else task
     with single_thread(), preserve_rng():
         for number, stage in number_stages(run.work(task.verb)):
             if isinstance(stage, Train | Measure):
-                carry, per_example = run_stage(run, stage, carry, client, number)
+                carry, per_example = run_stage(run, task, stage, carry, client, number, states)
                 computed.append((stage, per_example))
             elif isinstance(stage, Edit):
                 carry = stage.f(carry, client)
             elif isinstance(stage, Give):
                 outcome = finish_work(run, received, stage, carry, client)
+    if states:
+        outcome = replace(outcome, states=states)
     return outcome, computed
 
 
@@ -293,16 +301,22 @@ def finish_work(run: Run, task: Task, stage: Give, carry: Carry, client: Client)
 
 def merge_memory(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:
     """Return all that a client remembers after its stages; nothing if that did not change."""
-    if not outcome.memory:
+    if not outcome.memory and not outcome.states:
         return {}
     # Scoring itself keeps a model under a reserved name.
     if task.verb not in SCORING_VERBS:
         check_names(outcome.memory, "a memory")
-    return {**memory, **outcome.memory}
+    return {**memory, **outcome.memory, **outcome.states}
 
 
 def run_stage(
-    run: Run, stage: Train | Measure, carry: Carry, client: Client, number: int
+    run: Run,
+    task: Task,
+    stage: Train | Measure,
+    carry: Carry,
+    client: Client,
+    number: int,
+    states: dict[str, Tree],
 ) -> tuple[Carry, int]:
     """Run a Train or Measure stage of one client in an engine.
 
@@ -310,10 +324,12 @@ def run_stage(
 
     Args:
         run: The run.
+        task: The client's task.
         stage: The stage.
         carry: The carry before the stage.
         client: The client.
         number: The position of the stage among those of its kind; its seed depends on it.
+        states: The optimiser states that the stages of the task keep; this stage adds its own.
 
     Returns:
         The carry after the stage, and its multiply-accumulates for one example.
@@ -323,7 +339,12 @@ def run_stage(
         # Dropout draws from torch's global generator. It is reseeded for each stage, so that every
         # process draws the same bits.
         torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
-        result = train_shrunk(net, stage, carry, local.epochs(net, stage, client, number))
+        place = local.place_of_state(task.verb, number)
+        state = local.find_state(net, stage, carry, client.memory, place)
+        batches = local.epochs(net, stage, client, number)
+        trained = train_shrunk(net, stage, {**carry, **state}, batches)
+        result, kept = local.take_state(trained, place)
+        states.update(kept)
         # Cached: training has just looked it up.
         thin = find_small_net(net, carry.get(stage.mask_name))
         return result, count_macs(net, stage, thin)
@@ -344,7 +365,11 @@ def train_shrunk(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch])
     if thin is None:
         return local.train(net, stage, carry, batches)
     small = local.train(thin.net, stage, thin.narrow_carry(carry, stage.whole), batches)
-    return {**carry, stage.end: thin.widen(small[stage.end]), "aux": thin.widen(small["aux"])}
+    trained = {stage.end: small[stage.end], "aux": small["aux"]}
+    for name, tree in small.items():
+        if name.startswith(OPTIMISER_PREFIX):
+            trained[name] = tree
+    return {**carry, **{name: thin.widen(tree) for name, tree in trained.items()}}
 
 
 def count_macs(net: Net, stage: Train | Measure, thin: SmallNet | None) -> int:

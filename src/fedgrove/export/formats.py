@@ -59,7 +59,7 @@ class ExportRequest:
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
             raise unknown("format", self.to, FORMATS)
-        check(self.align >= 1, "align", self.align, "1 (as pruned) or more, as 16")
+        check(self.align >= 1, "align", self.align, "1 (as pruned) or more, such as 16")
         needs = self.format.NEEDS
         missing = [name for name in needs if importlib.util.find_spec(name) is None]
         if missing:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..data import Federation
 from ..data.preparation import IDENTITY, Preparation
-from ..errors import EngineError, InputError, check
+from ..errors import EngineError, InputError, check, first_line
 from ..nets import Net
 from ..report.tables import format_bytes
 from ..runs.files import write_bytes
@@ -125,7 +125,7 @@ def export_client(
     for name in options.names(client).values():
         if (folder / name).exists():
             raise InputError(
-                f"{folder / name} exists; models are never overwritten: give another --out."
+                f"{folder / name} exists; models are never overwritten: give a different --out."
             )
     # Nothing goes into ``folder`` before the file is known to agree with torch.
     with tempfile.TemporaryDirectory() as scratch:
@@ -154,7 +154,9 @@ def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
             if path.is_dir():
                 path.rmdir()
         reason = f"{error.strerror or error}." if isinstance(error, OSError) else str(error)
-        raise InputError(f"{folder} cannot be written to: {reason} Give another --out.") from None
+        raise InputError(
+            f"{folder} cannot be written to: {reason} Give a different --out."
+        ) from None
 
 
 # ---- one client ----------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def _write_versions(
 ) -> tuple[dict[str, Path], tuple[float, float] | None]:
     """The path of each version, and the shares of weights and MACs that are in int8.
 
-    Where no channel is gone, dense and shrunk are one file.
+    If no channel was removed, dense and shrunk are one file.
     """
     net = subject.source.net
     shape = subject.source.federation.shape
@@ -272,7 +274,7 @@ def _exporter_errors(options: ExportRequest, net: Net) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"{type(net.module).__name__} could not be written for {options.to}, "
             f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
@@ -334,8 +336,8 @@ def _rows(
     """The figures of every version."""
     x = subject.inputs["test"]
     y = subject.source.data(subject.client).test.y
-    # Where no channel is gone, dense and shrunk are one file. It is timed once: two measurements of
-    # the same thing would differ by chance.
+    # If no channel was removed, dense and shrunk are one file. It is timed once: two measurements
+    # of the same thing would differ by chance.
     timed = dict(predicts)
     if paths["dense"] == paths["shrunk"]:
         del timed["dense"]
@@ -403,7 +405,7 @@ def _notes(
     # One example may fall otherwise on another machine; two have another cause.
     if reported is not None and abs(reported - torch_accuracy) > 1.5 / examples:
         yield (
-            f"the run says {reported:.4f} for this client and its data, rebuilt, give "
+            f"the run reported {reported:.4f} for this client, but its data, rebuilt, give "
             f"{torch_accuracy:.4f}: they have changed"
         )
     yield from source.summary.get("notes", ())

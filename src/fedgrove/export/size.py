@@ -13,9 +13,9 @@ from .source import shrunk
 def model_bytes(folder: RunFolder, net: Net) -> float | None:
     """The bytes of the weights that ``fedgrove export`` writes, mean over the run's clients.
 
-    As float32, without the channels that are gone; weights that are pruned one by one stay in the
-    file, as zeros. The graph around the weights comes on top, some kilobytes. None for a run whose
-    models cannot be exported.
+    As float32, without the channels that were removed; weights that are pruned one by one stay in
+    the file, as zeros. The graph around the weights comes on top, some kilobytes. None for a run
+    whose models cannot be exported.
     """
     summary = folder.summary
     index = folder.path / "models" / "index.json"

@@ -131,7 +131,7 @@ def opened(
     if summary.get("prediction") == "own":
         raise InputError(
             f"the clients of {folder.path} predict in their method's own way, of which models/ "
-            "holds a part only: it cannot be exported; load the weights in Python instead."
+            "contains only a part: it cannot be exported; load the weights in Python instead."
         )
     for key, given in (("data", data), ("net", net)):
         recorded = str(read_run_table(folder.config).get(key, ""))
@@ -154,8 +154,8 @@ def opened(
     if not _names_classes(federation):
         raise InputError(
             f"the targets of {federation.name} are {federation.problem.name}, and only models that "
-            "name classes by accuracy, with all their outputs, can be exported; save the weights "
-            "of models/ instead."
+            "predict classes and are measured by accuracy, with all their outputs, can be "
+            "exported; save the weights of models/ instead."
         )
     spec = federation.defaults.net if experiment.net is None else experiment.net
     module = nets.build(spec, federation.shape, federation.classes, experiment.seed)

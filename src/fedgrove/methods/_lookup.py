@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -44,6 +45,15 @@ def _why_not_a_method(cls: Any) -> str:
         return "is not a dataclass; a method is a class under @dataclass(frozen=True)."
     if not params.frozen:
         return "can be changed; write @dataclass(frozen=True) above the class."
+    own_fields = [
+        name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)
+    ]
+    # It inherits the mark of a dataclass, and its own fields would be ignored without a word.
+    if own_fields and "__dataclass_params__" not in vars(cls):
+        return (
+            f"has a field '{own_fields[0]}' and is no dataclass itself; write "
+            "@dataclass(frozen=True) above the class."
+        )
     missing = [name for name in FUNCTIONS if not callable(getattr(cls, name, None))]
     if missing:
         return (
@@ -209,7 +219,7 @@ def part_modules() -> list[ModuleType]:
 
 
 def name_of(method: object) -> str:
-    """What the command line calls a method; one of the user's own goes by its class.
+    """What the command line calls a method; one of the user's own is named by its class.
 
     >>> name_of(find("lg-fedavg")())
     'lg-fedavg'
@@ -342,5 +352,6 @@ def _split(spec: str) -> tuple[str, str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
+    """List names of a method's functions or fields in a sentence."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

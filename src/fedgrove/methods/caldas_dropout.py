@@ -8,17 +8,17 @@ Round :math:`t`, cohort :math:`S_t`, the same share s of every layer's channels 
     w_k  = E epochs of min CE(w; D_k) from w M_k                             -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> WeightedMean
 
-A client uses the whole model. With a share of 1 this is FedAvg. Not to be confused with ``feddrop``
-(Wen et al. 2022), where each device has its own share; papers call both "FedDrop". The paper's
-lossy compression of what travels is left out. It does not say how updates of parts are averaged:
-here every parameter over those who have it.
+A client uses the whole model. With a share of 1 this is FedAvg. In ``feddrop`` (Wen et al. 2022)
+shares differ between devices; papers call both "FedDrop". The paper's lossy compression of what is
+sent is left out. It does not say how updates of parts are averaged: here every parameter over the
+clients that have it.
 
-- Shared: the model; each client trains channels drawn every round, the same number for every
-  client.
+- Shared: the model; each client trains random channels, new ones every round, the same number for
+  every client.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d_s M T.
 - Secure aggregation: yes; the server draws each client's sub-model: sums over full width, with 0
-  where a client has nothing.
+  where a client has no value.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class CaldasDropout(HeteroFL):
     # Not to be set: all clients have one width.
     widths: tuple[float, ...] = field(init=False, default=())
     share: float = 0.75
-    """The share of every layer's channels that a client trains, whatever its device."""
+    """The share of every layer's channels that a client trains, on any device."""
     alike: bool = False
-    """Whether all clients of a round train one and the same part."""
+    """Whether all clients of a round train the same channels."""
     draw: int = 0
-    """Seed of the draws, next to round and client; the run's own seed does not enter."""
+    """Seed of the random channels, together with round and client; they do not depend on the run's
+    seed."""
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")

@@ -12,19 +12,20 @@ and F::
                          + rho/2 |w - w_k|^2                        -> Train, Clustered
     F    = the K leading eigenvectors of W W^T                      -> leading_eigenvectors
 
-u_k is what the server sends and w_k what a client returns, so a round costs what FedAvg's costs;
-the server keeps every client's model. A client uses its own w_k. For an ideal F, u_k is the mean of
-the client's cluster. Groups, by k-means on the rows of F, are only reported. With alpha = beta =
-rho = 0 every client trains alone, as ``local`` does.
+The server sends u_k and a client returns w_k, so a round costs as much as in FedAvg; the server
+keeps every client's model. A client uses its own w_k. For an ideal F, u_k is the mean of the
+client's cluster. Groups, by k-means on the rows of F, are only reported. With alpha = beta = rho =
+0 every client trains alone, as ``local`` does.
 
-Differs from the paper: the quadratic term in F is taken at the last W, so that a client needs one
-vector; the cohort updates its rows of W and all others keep theirs; stragglers are not dropped.
+Differs from the paper: the quadratic term in F uses the last W, so that a client needs only one
+vector; the cohort updates its rows of W, and the other rows do not change; stragglers are not
+dropped.
 
-- Shared: every client's model, with the server.
-- A client uses: its own model, tied to its cluster.
+- Shared: every client's model, but only with the server.
+- A client uses: a personal model, pulled towards its cluster.
 - Bytes in the paper: 8 d M T.
-- Secure aggregation: no; the server keeps every client's model and groups them; each is a change of
-  what was sent, so noise can be added.
+- Secure aggregation: no; the server keeps every client's model and groups them; a report is a
+  change of what was sent, so noise can be added.
 """
 
 from __future__ import annotations
@@ -111,10 +112,10 @@ class ClusterFL:
     clusters: int = 3
     """K, how many clusters the penalty assumes."""
     tie: Clustered = Clustered()
-    """The penalty that ties a client to its cluster, with its three weights."""
+    """The penalty that pulls a client towards its cluster, with its three weights."""
     mean: Averaging | None = None
-    """None: u_k by the eigenvectors, as above. A rule: u_k is that average of the models of the
-    client's group, which u_k is for an ideal F; clients count alike, and a rule that clips does so
+    """None: u_k by the eigenvectors, as above. A robust mean: u_k is this mean of the models of the
+    client's group, as for an ideal F; all clients have equal weight, and a clipped mean clips
     around the client's own model."""
     objective: Objective = ProblemLoss()
     local: LocalTraining | None = None

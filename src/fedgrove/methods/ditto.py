@@ -7,13 +7,13 @@ Round :math:`t`, cohort :math:`S_t`; w global, v_k personal::
     v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from v_k    -> Train(ProblemLoss + Proximal)
     w    = sum_k n_k w_k / sum_k n_k                               -> FedAvg
 
-The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k travels, and w
+The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k is sent, and w
 is FedAvg's model.
 
 - Shared: the model.
 - A client uses: a personal model, pulled towards the shared one.
 - Bytes in the paper: 8 d M T.
-- Secure aggregation: yes; the shared model is averaged; the personal one stays on the client.
+- Secure aggregation: yes; the shared model is averaged; the personal one is kept on the client.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""EfficientFL: one sparse model, its mask found by magnitude after one dense round.
 
-Updates travel in 8 bits. (The baseline of CA-AFP's tables, after Wu, Song & Zeng, "Efficient
+Updates are sent in 8 bits. (The baseline of CA-AFP's tables, after Wu, Song & Zeng, "Efficient
 federated learning on resource-constrained edge devices based on model pruning", Complex &
 Intelligent Systems 2023.)
 
@@ -16,8 +16,8 @@ With density 1 and bits 0 (no quantisation) this is FedAvg.
 - Shared: a sparse model, pruned once by magnitude; 8-bit updates.
 - A client uses: the shared sparse model.
 - Bytes in the paper: 8 ρ d M T.
-- Secure aggregation: yes; updates are averaged; the mask is the server's. Noise and secure sums
-  fill what is rounded: full size.
+- Secure aggregation: yes; updates are averaged; the server chooses the mask. With noise or secure
+  sums messages are no longer rounded: full size.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class EfficientFL(CommonParts):
     density: float = 0.3
     """The share of prunable weights that is kept."""
     bits: int = 8
-    """Of an update's values; 0: clients send the trained model itself."""
+    """Bits per value of an update; 0: clients send the trained model itself."""
     score: Magnitude = Magnitude()
-    """Which weights are kept: the largest."""
+    """How weights are scored; those with the highest scores are kept."""
     allocation: GlobalRank | Uniform = GlobalRank()
     """How the kept weights are divided among layers."""
 

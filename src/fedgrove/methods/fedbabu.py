@@ -7,12 +7,12 @@ Round :math:`t`, cohort :math:`S_t`; b the body, h the last ``head`` layers as t
     b    = sum_k n_k b_k / sum_k n_k                                   -> FedAvg
     h_k  = ``tune`` epochs of min CE((b, h); D_k) over h alone         -> Train(frozen="received")
 
-The head is drawn from the seed on both sides and never travels. A client uses (b, h_k), tuned anew
+The head is drawn from the seed on both sides and is never sent. A client uses (b, h_k), tuned again
 whenever it is scored; ``tune=0`` is the paper's shared model before personalisation. With no head
 (``head=0``) this is FedAvg.
 
 - Shared: the body; the head stays random.
-- A client uses: the shared body under a head that it tunes for itself.
+- A client uses: the shared body, with a head that it tunes on its own data.
 - Bytes in the paper: 8 (d − d_head) M T.
 - Secure aggregation: yes; the body is averaged; the head stays on the client.
 """
@@ -35,9 +35,10 @@ class FedBABU(FedAvg):
     """A body that all train, under a head that stays random until a client tunes it for itself."""
 
     head: int = 1
-    """How many of the last layers that have parameters are the head."""
+    """Number of layers in the head: the last layers with parameters."""
     tune: int = 1
-    """Epochs in which a client tunes the head before it uses the model; 0: it stays random."""
+    """Epochs for which a client tunes the head before it uses the model; 0: the head stays
+    random."""
 
     def __post_init__(self) -> None:
         check(self.head >= 0, "head", self.head, "0 or more layers")
@@ -49,7 +50,7 @@ class FedBABU(FedAvg):
         if self.head >= len(layers):
             raise UnfitError(
                 f"the last {self.head} layers are the head, and it has {len(layers)} with "
-                "parameters: no body is left. Take a smaller head (--set head=1), or a deeper net."
+                "parameters: no body is left. Use a smaller head (--set head=1), or a deeper net."
             )
         head = set(setup.layout.last(self.head))
         return OneModel(0, {name: v for name, v in setup.params.items() if name not in head})

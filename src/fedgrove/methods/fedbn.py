@@ -9,11 +9,11 @@ Round :math:`t`, cohort :math:`S_t`; u the norm layers' parameters and statistic
 A client that has not trained yet uses the initial u. On a network without norm layers this is
 FedAvg.
 
-- Shared: all but the norm layers.
-- A client uses: the shared rest with its own norm layers.
+- Shared: all layers except the norm layers.
+- A client uses: the shared layers with its own norm layers.
 - Bytes in the paper: 8 (d − d_norm) M T.
-- Secure aggregation: yes; all but the norm layers is averaged; these, with their statistics, stay
-  on the client.
+- Secure aggregation: yes; all layers except the norm layers are averaged; norm layers and their
+  statistics are kept on the client.
 """
 
 from __future__ import annotations

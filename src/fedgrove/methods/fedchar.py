@@ -18,7 +18,7 @@ out.
 - Shared: a model per group.
 - A client uses: a personal model, pulled towards its group's.
 - Bytes in the paper: 8 d M (T + 1).
-- Secure aggregation: no; groups come from single updates; these get noise as any other.
+- Secure aggregation: no; groups are formed from single updates, to which noise can be added.
 """
 
 from __future__ import annotations
@@ -69,15 +69,17 @@ class FedCHAR(CommonParts):
     """A dense model per group, and a personal one pulled towards it."""
 
     warmup: int = 10
-    """Rounds before the clients are grouped; in a run no longer than this they never are."""
+    """Rounds before the clients are grouped; in a run with no more rounds they are never
+    grouped."""
     clusters: int = 3
-    """How many groups; 0: the number with the best silhouette."""
+    """Number of groups; 0: the number with the best silhouette."""
     pull: Proximal = Proximal(mu=0.1)
     """The pull of the personal model towards its group's."""
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     """How clients are divided by their updates."""
     ask: int = 1000
-    """At most this many clients, drawn from the seed, form the groups; others join when drawn."""
+    """Maximum number of clients, drawn with the seed, that form the groups; others join when they
+    are selected."""
     _: KW_ONLY
     codec: Codec = Dense()
 

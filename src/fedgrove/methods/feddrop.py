@@ -1,4 +1,4 @@
-r"""FedDrop of Wen et al.: every client trains channels drawn anew, up to what it can hold.
+r"""FedDrop of Wen et al.: every client trains random channels, new ones every round.
 
 (Wen, Jeon & Huang, "Federated Dropout - A Simple Approach for Enabling Federated Learning on
 Resource Constrained Devices", IEEE WCL 2022. That of Caldas et al. is ``caldas-dropout``.)
@@ -10,13 +10,14 @@ Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every l
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> HeteroFL
 
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper:
-channels of convolutions fall too, not units of linear layers alone; every parameter is averaged
-over the clients that have it; and as HeteroFL's page says.
+channels of convolutions are dropped too, not units of linear layers alone; every parameter is
+averaged over the clients that have it; and as HeteroFL's docs page describes.
 
-- Shared: the model; each client trains channels drawn every round, up to what fits its device.
+- Shared: the model; each client trains random channels, new ones every round, as many as fit on its
+  device.
 - A client uses: the shared model.
 - Bytes in the paper: as ``heterofl``.
-- Secure aggregation: yes; as heterofl, with channels that are drawn.
+- Secure aggregation: yes; as heterofl, with random channels.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class FedDrop(HeteroFL):
     """One model of which every client trains channels drawn at random, anew in every round."""
 
     draw: int = 0
-    """Seed of the draws, next to round and client; they do not depend on the run's own seed."""
+    """Seed of the random channels, together with round and client; they do not depend on the run's
+    seed."""
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""

@@ -18,16 +18,16 @@ Every ``every`` rounds, before round ``until``, a client readjusts its mask in b
 
 The server keeps the number of weights of each layer::
 
-    w_j     = sum_k n_k m_kj w_kj / sum_k n_k m_kj over those who have j          -> WeightedMean
+    w_j     = sum_k n_k m_kj w_kj / sum_k n_k m_kj over clients with j            -> WeightedMean
     M       = the c_l largest |w_j| of each layer, among those that anybody has   -> top
 
 A client uses the shared sparse model. With density 1 this is FedAvg.
 
-- Shared: a sparse model; now and then clients swap its smallest weights for others.
+- Shared: a sparse model; every few rounds clients replace its smallest weights with others.
 - A client uses: the shared sparse model.
 - Bytes in the paper: 8 d_ρ M T + d_w/8 M (2 A + 1).
-- Secure aggregation: yes; clients choose masks. A sum of values and a sum of masks is all the
-  server needs; messages are then dense.
+- Secure aggregation: yes; clients choose masks. The server needs only a sum of values and a sum of
+  masks; messages are then dense.
 """
 
 from __future__ import annotations
@@ -85,17 +85,19 @@ class FedDST(CommonParts):
     density: float = 0.2
     """The share of prunable weights that is kept in every round."""
     churn: float = 0.05
-    """The share of each layer's weights that a client swaps in the first readjustment."""
+    """The share of each layer's weights that a client replaces in the first readjustment."""
     every: int = 10
-    """Rounds between readjustments; the first one is in the second round, with 1 in the first."""
+    """Rounds between readjustments; the first one is in the second round (in the first round if
+    this is 1)."""
     until: int | None = None
-    """From this round on the mask stays as it is; None: from half of the rounds."""
+    """From this round on the mask does not change; None: from half of the rounds on."""
     after: int = 1
-    """Epochs of a round that are trained after a readjustment, so that new weights leave 0."""
+    """Epochs of a round that are trained after a readjustment, so that new weights do not stay
+    0."""
     allocation: ERK | Uniform | GlobalRank = ERK()
     """How the kept weights are divided among layers."""
     score: Magnitude = Magnitude()
-    """Which weights are kept: the largest."""
+    """How weights are scored; those with the highest scores are kept."""
 
     sends_later = "choose the mask of 'model' from their data"
 
@@ -127,7 +129,8 @@ class FedDST(CommonParts):
         return [Task(k, self.deliver(state, k), settings, "train:readjust") for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who have each weight; of these the largest of every layer stay."""
+        """The mean over the clients that have each weight; of these the largest of every layer
+        stay."""
         mean = self.mean.start(state.model)
         in_use = trees.map(torch.zeros_like, state.mask)
         for report in reports:

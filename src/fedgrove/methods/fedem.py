@@ -1,4 +1,4 @@
-r"""FedEM: every client mixes the same few models in its own way.
+r"""FedEM: every client mixes the same few models with personal shares.
 
 (Marfoq, Neglia, Bellet, Kameni & Vidal, "Federated Multi-Task Learning under a Mixture of
 Distributions", NeurIPS 2021, Alg. 1.)
@@ -12,11 +12,11 @@ client k::
     w_m    = sum_k n_k w_km / sum_k n_k                                -> average
     p(y|x) = sum_m pi_km softmax(w_m(x))                               -> mixed
 
-All M components travel both ways, the shares never. To use the components a client fits its shares
-to them once more. With one component this is FedAvg.
+All M components are sent both ways, but the shares are never sent. Before a client uses the
+components, it fits its shares again. With one component this is FedAvg.
 
 - Shared: ``components`` models.
-- A client uses: a mixture of them, in its own shares.
+- A client uses: a mixture of these models, with personal shares.
 - Bytes in the paper: 8 C d M T.
 - Secure aggregation: yes; each component is averaged; a client's shares stay on the client.
 """
@@ -70,9 +70,9 @@ class FedEM:
     """A mixture of a few models for all, in shares of each client's own."""
 
     components: int = 3
-    """How many models every client mixes."""
+    """Number of models that every client mixes."""
     mean: Averaging = WeightedMean()
-    """Of each component over all clients: every client trains every component."""
+    """How each component is averaged over all clients: every client trains every component."""
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

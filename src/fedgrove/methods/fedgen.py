@@ -1,4 +1,4 @@
-r"""FedGen: a generator on the server tells clients how features of classes look (Zhu, Hong & Zhou,
+r"""FedGen: a generator on the server produces features of classes for clients (Zhu, Hong & Zhou,
 "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generator::
@@ -8,15 +8,15 @@ Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generat
     w    = sum_k n_k w_k / sum_k n_k                                     -> WeightedMean
     G    = some steps of min CE(h(G(y)), y), y by sum_k c_k              -> GeneratorTraining
 
-A client draws its ``samples`` features once a round, of classes as all clients together have them.
-In the first round the generator knows nothing, and the term is 0. The model and G travel down, the
-model and c_k up. With alpha = 0 this is FedAvg.
+A client draws ``samples`` features once per round, with the class frequencies of all clients
+together. In the first round the generator is not trained yet, and the term is 0. The model and G
+are sent down, the model and c_k are sent up. With alpha = 0 this is FedAvg.
 
 - Shared: the model, and a generator of features that the server trains.
 - A client uses: the shared model.
 - Bytes in the paper: (8 d + 4 d_gen) M T.
 - Secure aggregation: no; clients report how many examples of each label they have, and the server
-  keeps that per client.
+  stores these counts per client.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 
 class FeatureGenerator(nn.Module):
-    """A class and noise in, features out: two linear layers with a ReLU behind each.
+    """A class and noise in, features out: two linear layers with a ReLU after each.
 
     The second ReLU is there because the features that a network gives its last layer have mostly
     passed one themselves.
@@ -103,7 +103,7 @@ def head_weights(layout: Layout) -> tuple[str, str | None]:
     if head is None or not head.weights:
         raise UnfitError(
             "features are generated for its last linear layer, and it has none that is trained. "
-            "Take a net that ends in a linear layer."
+            "Use a net that ends in a linear layer."
         )
     return head.weights[0], head.bias
 
@@ -115,7 +115,7 @@ def head_logits(layout: Layout, params: Mapping[str, Tensor], features: Tensor) 
 
 
 def check_ends_in_head(net: Net, params: Tree) -> None:
-    """FedGen: refuse a network that does something more behind its last linear layer."""
+    """FedGen: refuse a network that does something more after its last linear layer."""
     like = next(iter(params.values()))
     with torch.no_grad():
         out = net(params, torch.zeros((1, *net.shape), dtype=like.dtype), train=False)
@@ -124,8 +124,8 @@ def check_ends_in_head(net: Net, params: Tree) -> None:
         logits = head_logits(net.layout, params, out.features)
     if logits.shape != out.logits.shape or not torch.allclose(logits, out.logits, atol=1e-5):
         raise UnfitError(
-            "its outputs are not those of its last linear layer, for which features are "
-            "generated. Take a net that ends in a linear layer."
+            "its outputs are not those of its last linear layer, for which features are generated. "
+            "Use a net that ends in a linear layer."
         )
 
 
@@ -246,15 +246,15 @@ class FedGen(CommonParts):
     """One model for all, and a generator of features that clients learn from, too."""
 
     generated: GeneratedFeatures = GeneratedFeatures()
-    """The term that makes clients learn from generated features; ``alpha`` is its weight."""
+    """The loss term for generated features; ``alpha`` is its weight."""
     training: GeneratorTraining = GeneratorTraining()
     """How the server trains the generator."""
     samples: int = 256
-    """How many features a client draws in a round; every step sees all of them."""
+    """Number of features that a client draws in a round; every step uses all of them."""
     noise: int = 32
-    """How many random inputs the generator has."""
+    """Number of random inputs of the generator."""
     hidden: int = 256
-    """How many hidden units the generator has."""
+    """Number of hidden units of the generator."""
     _: KW_ONLY
     codec: Codec = Dense()
 

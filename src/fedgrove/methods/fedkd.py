@@ -1,5 +1,5 @@
-r"""FedKD: a shared mentee, sent as factors, and a mentor of every client's own (Wu, Wu, Lyu, Huang
-& Xie, "Communication-efficient federated learning via knowledge distillation", Nature
+r"""FedKD: a shared mentee, sent as factors, and a personal mentor on every client (Wu, Wu, Lyu,
+Huang & Xie, "Communication-efficient federated learning via knowledge distillation", Nature
 Communications 2022).
 
 Round :math:`t`, cohort :math:`S_t`; s the shared mentee, m_k a client's own mentor::
@@ -8,13 +8,13 @@ Round :math:`t`, cohort :math:`S_t`; s the shared mentee, m_k a client's own men
     s_k - s  = U S V, of the least rank that holds an energy T(t)        -> lowrank.split
     s        = sum_k n_k (s + U_k S_k V_k) / sum_k n_k                   -> recovered
 
-T rises from .95 to .98 over the rounds (``Energy``). Only U, S and V travel, and biases and norms
-as they are; a matrix that is not worth factoring travels whole. A mentor starts at the s that its
-client first receives. A client uses s, or m_k (``use_mentor``). Without mentors (``distil`` = 0)
-and with all of the energy this is FedAvg.
+T rises from .95 to .98 over the rounds (``Energy``). Only U, S and V are sent, and biases and norms
+without factors; a matrix that is not worth factoring is sent in full. A mentor starts from the
+first s that its client receives. A client uses s, or m_k (``use_mentor``). Without mentors
+(``distil`` = 0) and with all of the energy this is FedAvg.
 
-- Shared: a small model, sent back as factors of its update and taught by mentors that stay on the
-  clients.
+- Shared: a small model, distilled from mentors that are kept on the clients; its update is sent in
+  factors.
 - A client uses: the shared model, or its own mentor.
 - Bytes in the paper: 8 d_mentee M T, an upper bound.
 - Secure aggregation: no; clients send factors of their update, which must be multiplied before they
@@ -67,13 +67,13 @@ if TYPE_CHECKING:
 # ---- updates as products of thin matrices --------------------------------------------------------
 
 # "Dynamic gradient approximation" of the paper. A weight of more than one dimension is seen as a
-# matrix (outputs, the rest). Factors travel in shapes that do not depend on the rank: rows that are
-# not needed are zeros, which a codec leaves out.
+# matrix (outputs, the rest). Factors are sent in shapes that do not depend on the rank: rows that
+# are not needed are zeros, which a codec leaves out.
 
 
 @dataclass(frozen=True)
 class Energy:
-    r"""How much of an update's energy travels: :math:`T = T_{start} + (T_{end} - T_{start})\,t`.
+    r"""How much of an update's energy is sent: :math:`T = T_{start} + (T_{end} - T_{start})\,t`.
 
     :math:`t` is the share of the rounds that are over; ``first`` and ``last`` are
     :math:`T_{start}` and :math:`T_{end}`. With ``first`` = ``last`` = 1 nothing is factored.
@@ -95,14 +95,14 @@ class Energy:
 
     @property
     def is_all(self) -> bool:
-        """FedKD: whether an update always travels with all its energy."""
+        """FedKD: whether an update always is sent with all its energy."""
         return self.first >= 1
 
 
 def largest_rank(shape: tuple[int, ...]) -> int:
     """FedKD: the largest rank whose factors are fewer numbers than the matrix; 0 if there is none.
 
-    Of K singular values, K (rows + columns + 1) numbers travel in place of rows x columns.
+    Of K singular values, K (rows + columns + 1) numbers are sent in place of rows x columns.
 
     >>> largest_rank((64, 64)), largest_rank((16, 6, 5, 5)), largest_rank((10,))
     (31, 14, 0)
@@ -161,7 +161,7 @@ def factored(update: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | N
 
 
 def empty_factors(update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """FedKD: an update's factors of rank 0, in the shapes that travel."""
+    """FedKD: an update's factors of rank 0, in the shapes that are sent."""
     most = largest_rank(tuple(update.shape))
     rows = len(update)
     columns = update[0].numel()
@@ -183,9 +183,10 @@ def factorable(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
 
 
 def split(update: Tree, energy: float) -> tuple[Tree, Tree, Tree, Tree]:
-    """FedKD: updates by name as (what travels whole, u, s, v); their sum is what a receiver reads.
+    """FedKD: updates by name as (what is sent in full, u, s, v); their sum is what a receiver
+    reads.
 
-    A matrix that takes too many factors travels whole next to factors of zeros, and the other way
+    A matrix that takes too many factors is sent in full next to factors of zeros, and the other way
     round.
     """
     whole: Tree = {}
@@ -313,18 +314,18 @@ class FedKD:
     """A small model for all, sent as factors; each client has a larger one, which teaches it."""
 
     distil: float = 1.0
-    """The weight of what the two learn from each other; 0: there are no mentors."""
+    """The weight of the distillation between mentor and mentee; 0: there are no mentors."""
     mentee: str = ""
-    """The shared network by name, as --net takes it: "mlp:hidden=16"; "": as the mentor, which is
-    always the run's own."""
+    """The shared network by name, as --net takes it: "mlp:hidden=16"; "": that of the mentor, which
+    is always the network of the run."""
     use_mentor: bool = False
-    """Whether a client uses its mentor rather than the mentee."""
+    """Whether a client uses its mentor instead of the mentee."""
     energy: Energy = Energy()
-    """How much of an update's energy is sent, at the first round and at the last."""
+    """How much of an update's energy is sent, in the first round and in the last."""
     mean: Averaging = WeightedMean()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
-    """One that leaves zeros out: factors travel in shapes that the rank does not decide."""
+    """It must leave zeros out: the shapes in which factors are sent do not depend on the rank."""
 
     def __post_init__(self) -> None:
         check(self.distil >= 0, "distil", self.distil, "0 or more")
@@ -350,7 +351,7 @@ class FedKD:
         return nets
 
     def _mentee(self, net: Net, seed: int) -> Net:
-        """The network that travels: the run's, or one whose initial weights a seed decides."""
+        """The network that is sent: the run's, or one whose initial weights a seed decides."""
         if not self.mentee:
             return net
         outputs = probe(net.module, net.shape, batch=2).shape[1]
@@ -449,7 +450,8 @@ class FedKD:
         return ExpectedReport(forms)
 
     def _factored(self, mentee: Net) -> tuple[str, ...]:
-        """The weights that travel as factors; never running statistics, nor any at full energy."""
+        """The weights that are sent as factors; never running statistics, nor any at full
+        energy."""
         if self.energy.is_all:
             return ()
         params = mentee.layout.params
@@ -469,7 +471,7 @@ class FedKD:
 
 
 def mentee_of(net: Net) -> Net:
-    """FedKD: the network that travels: the one named "mentee", or the run's."""
+    """FedKD: the network that is sent: the one named "mentee", or the run's."""
     return net.nets.get("mentee", net.nets["model"])
 
 
@@ -481,7 +483,7 @@ def recovered(give: Mapping[str, Packet], model: Tree) -> Tree:
     for name, u in give["u"].values.items():
         old = model[name].double()
         update = product(u, give["s"].values[name], give["v"].values[name], tuple(old.shape))
-        # One of the two is zero: a matrix travels whole or as factors.
+        # One of the two is zero: a matrix is sent in full or as factors.
         mentee[name] = old + mentee[name].double() + update
     return mentee
 

@@ -1,25 +1,25 @@
-r"""FedLPS: predictors cut to each device, on an encoder that tasks may share (Jia, Zhang,
-Beheshti & Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local
-Parameter Sharing", AAAI 2024).
+r"""FedLPS: predictors pruned for each device, after an encoder that tasks may share (Jia, Zhang,
+Beheshti & Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local Parameter
+Sharing", AAAI 2024).
 
-Client k holds a share :math:`s_k` of the channels; e the first layers as they started, p the rest,
-the predictor. Round :math:`t`, cohort :math:`S_t`::
+Client k has a share :math:`s_k` of the channels; e is the first layers with their initial weights,
+p the other layers, the predictor. Round :math:`t`, cohort :math:`S_t`::
 
     p_k  = E epochs of min CE((e, p); D_k) over p alone, from p M_k      -> Train(frozen="fixed")
     M_k  = of p_k when first trained, the s_k C channels of largest L1   -> ChoosePart
     p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> fill_missing_channels
 
-M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
-both sides (or from given weights) and never travels. A client uses (e, p M_k). The paper has one
-predictor for each task, given which is which: run it with ``per_task``. The paper's encoder is
-trained before; a random one is of no use, so by default there is none. With a share of 1 for all
-this is then FedAvg.
+M_k thus depends on the client's data and device, and does not change afterwards. The encoder comes
+from the seed on both sides (or from given weights) and is never sent. A client uses (e, p M_k). The
+paper has one predictor for each task, and the tasks are known: run it with ``per_task``. The
+paper's encoder is pretrained; a random one is useless, so by default there is none. With a share of
+1 for all this is then FedAvg.
 
-- Shared: a predictor, on a frozen encoder where one is given; each client keeps the channels that
-  matter to it, up to what fits its device.
-- A client uses: its own part.
+- Shared: a predictor, after a frozen encoder if there is one; each client keeps the channels that
+  matter to it, as many as fit on its device.
+- A client uses: its part of the shared model.
 - Bytes in the paper: 8 d_p M T, the mean over the widths.
-- Secure aggregation: no; clients choose their channels, and the server remembers whose are which.
+- Secure aggregation: no; clients choose their channels, and the server stores each client's choice.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class FedLPS(CommonParts):
     """A predictor on a frozen encoder; each client prunes it once, to the share it can hold."""
 
     encoder: float = 0.0
-    """The share of the layers, counted from the first as ``freeze`` counts them, that stay as they
-    start; for a start from trained weights."""
+    """The share of the layers, counted from the first as ``freeze`` counts them, that is not
+    trained; for runs that start from trained weights."""
     widths: tuple[float, ...] = ()
-    """Shares of channels, given to the clients in turn; empty: what each device can hold."""
+    """Shares of channels, assigned to the clients in turn; empty: what fits on each device."""
 
     starts_trained = True
     sends_later = "choose the mask of 'model' from their data"
@@ -98,8 +98,8 @@ class FedLPS(CommonParts):
         groups = predictor_groups(setup.net, frozen)
         if not groups and min(shares.values()) < 1:
             raise UnfitError(
-                "behind the encoder it has no channels that could be removed. Take a shorter "
-                "encoder (--set encoder=0), or another net."
+                "after the encoder it has no channels that can be removed. Use a shorter encoder "
+                "(--set encoder=0), or a different net."
             )
         predictor = {name: v for name, v in setup.params.items() if name not in frozen}
         return State(0, predictor, groups_to_plain(groups), shares, {})
@@ -170,7 +170,7 @@ class ChoosePart:
     """
 
     def __call__(self, carry: Carry, client: Client) -> Carry:
-        """The same share of every layer behind the encoder."""
+        """The same share of every layer after the encoder."""
         groups = predictor_groups(client.net, carry["fixed"])
         scores = FilterL1()(carry["local"], groups)
         channels: Channels = Even()(scores, float(carry["settings"]["share"]))

@@ -1,8 +1,8 @@
-r"""FedMask: the weights stay as they were drawn; every client learns which of them to use.
+r"""FedMask: weights keep their initial values; every client learns which of them to use.
 
 (Li, Sun, Zeng, Zhang, Li & Chen, "FedMask: Joint Computation and Communication-Efficient
-Personalized Federated Learning via Heterogeneous Masking", SenSys 2021; what of it was open says
-docs/papers/fedmask.md.)
+Personalized Federated Learning via Heterogeneous Masking", SenSys 2021; docs/papers/fedmask.md
+lists what it leaves open.)
 
 Round :math:`t`, cohort :math:`S_t`; w the initial weights, which both sides draw from the seed;
 b the server's bits, at first all 1; s_k scores, at first 0, P_k the part of the network that client
@@ -12,14 +12,14 @@ k may use, at first all of it::
     s_k  = E epochs of min CE(w [s >= 0] P_k; D_k), d[s >= 0]/ds = sigmoid'(s)     -> Train, hard
     P_k  = the share ``density`` of each layer with the largest s_k; once          -> one_shot
     m_k  = [s_k >= 0] P_k                                                          -> bits
-    v_j  = sum_k n_k m_kj / sum_k n_k over those who have j in P_k                 -> WeightedMean
+    v_j  = sum_k n_k m_kj / sum_k n_k over clients with j in P_k                   -> WeightedMean
     b    = [v >= 1/2]                                                              -> majority
 
-Only b and m_k travel, one bit a weight. A client uses w m_k; biases and norm layers stay as they
-were drawn too, running statistics are its own. With nothing pruned, nothing rescaled and no
-training (a ``scale`` that no score crosses) everybody uses the initial network.
+Only b and m_k are sent, one bit a weight. A client uses w m_k; biases and norm layers keep their
+initial values too, and running statistics are kept on the client. With nothing pruned, nothing
+rescaled and no training (a ``scale`` that no score crosses) every client uses the initial network.
 
-- Shared: which weights of a network that is never trained to use, a bit each.
+- Shared: a mask, one bit per weight, over a network whose weights are never trained.
 - A client uses: the initial weights under its own mask.
 - Bytes in the paper: 2 ⌈d_w / 8⌉ M T.
 - Secure aggregation: yes; clients send bits under their own masks. The vote is a sum of bits and a
@@ -73,10 +73,10 @@ class FedMask(CommonParts):
     density: float = 0.5
     """The share of each layer's weights that a client may use from its first round on."""
     scale: float = 0.001
-    """How far the server's bits move a score in a round: about one step of Adam."""
+    """How much the server's bits change a score in a round: about one step of Adam."""
     rescale: bool = True
     """Whether weights are scaled to the variance that a network of this density needs (He et al.
-    2015); False: as the network drew them."""
+    2015); False: the network's own initial weights."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
@@ -92,7 +92,7 @@ class FedMask(CommonParts):
         return State(0, trees.map(torch.ones_like, trees.pick(setup.params, names)))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """What most clients use, for those who have no mask yet."""
+        """What most clients use, for clients that have no mask yet."""
         return {"bits": Packet(majority(state.votes))}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -100,7 +100,7 @@ class FedMask(CommonParts):
         return [Task(client, self.deliver(state, client)) for client in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who may use a weight; where none may, the vote stays."""
+        """The mean over the clients that may use a weight; where none may, the vote stays."""
         mean = self.mean.start(state.votes)
         for report in reports:
             packet = report.give["bits"]

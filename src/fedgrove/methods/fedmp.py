@@ -9,21 +9,21 @@ Round :math:`t`, cohort :math:`S_t`; client k has a bandit over pruning ratios, 
     w_k  = E epochs of min CE(w; D_k) from w M_k, really smaller        -> Train
     w    = sum_k n_k (w_k + (w - w M_k)) / sum_k n_k                    -> fill_missing_channels
 
-The last line is R2SP, "residual recovery synchronous parallel": what a client did not have counts
-as it was. Then each bandit learns::
+The last line is R2SP, "residual recovery synchronous parallel": what a client does not have keeps
+its previous value in the mean. Then each bandit learns::
 
     T_k  = computing + 2 sending: seconds by device, sub-model and examples       -> seconds
     r_k  = max(0, F_{t-1} - F_t) / max(|T_k - mean T| / mean T, .1)               -> rewarded
 
-F is the mean loss of the trained sub-models on the round's folds: a tenth of D_k, another one in
-each round, on which w_k was not trained in that round. A client uses the whole model. If ``most``
-is 0 this is FedAvg.
+F is the mean loss of the trained sub-models on the round's folds: a tenth of D_k, a different one
+in each round, on which w_k was not trained in that round. A client uses the whole model. If
+``most`` is 0 this is FedAvg.
 
-- Shared: the model; each client trains the largest channels; a bandit finds the number worth its
+- Shared: the model; each client trains the largest channels; a bandit chooses how many, by its
   device's time.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d_s M T, s = 1 − ``most`` / 2.
-- Secure aggregation: no; clients report their loss and their seconds, by which the server chooses a
+- Secure aggregation: no; clients report their loss and their time, from which the server chooses a
   ratio for each.
 """
 
@@ -106,7 +106,7 @@ class EUCB:
     discount: float = 0.99
     finest: float = 0.1
     explore: float = 0.25
-    """How much an interval that was seldom played counts; 1 in the paper."""
+    """Weight of the bonus for an interval that was rarely played; 1 in the paper."""
 
     def __post_init__(self) -> None:
         check(0 < self.discount <= 1, "discount", self.discount, "in (0, 1]")
@@ -193,13 +193,14 @@ class FedMP(CommonParts):
     """One model of which every client trains the share of filters that its bandit chooses."""
 
     most: float = 0.8
-    """The largest pruning ratio: the share of a layer's filters that a client goes without."""
+    """The largest pruning ratio: the share of a layer's filters that a client does not train."""
     bandit: EUCB = EUCB()
-    """How a client's pruning ratio is found by trial."""
+    """How a client's pruning ratio is chosen by trial and error."""
     score: FilterL1 | FilterL2 = FilterL1()
     """Which filters are kept: the largest."""
     draw: int = 0
-    """Seed of the draws, next to round and client; the run's own seed does not enter."""
+    """Seed of the random ratios, together with round and client; they do not depend on the run's
+    seed."""
 
     def __post_init__(self) -> None:
         check(0 <= self.most < 1, "most", self.most, "in [0, 1)")

@@ -1,5 +1,5 @@
-r"""FedNTD: clients keep what the shared model says of the classes an example is not of (Lee, Jeong,
-Shin, Bae & Yun, "Preservation of the Global Knowledge by Not-True Distillation in Federated
+r"""FedNTD: clients keep what the shared model predicts for the classes an example is not of (Lee,
+Jeong, Shin, Bae & Yun, "Preservation of the Global Knowledge by Not-True Distillation in Federated
 Learning", NeurIPS 2022, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`::
@@ -9,7 +9,7 @@ Round :math:`t`, cohort :math:`S_t`::
 
 KL~ leaves out every example's true class. With beta = 0 this is FedAvg.
 
-- Shared: the model; clients keep what it says of classes that an example is not of.
+- Shared: the model; clients preserve its predictions for the classes other than the true one.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d M T.
 - Secure aggregation: yes; the model is averaged.
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotTrueDistillation(Objective):
-    r"""FedNTD's term: what the received model says of the classes that an example is *not* of.
+    r"""FedNTD's term: what the received model predicts for the classes that an example is *not* of.
 
     .. math:: \beta\, \tau^2 \sum_{c \ne y} \tilde q^g_c \log
         \frac{\tilde q^g_c}{\tilde q^l_c}, \qquad
         \tilde q_c = \frac{e^{z_c / \tau}}{\sum_{c' \ne y} e^{z_{c'} / \tau}}
 
-    (Lee et al. 2022.) :math:`z^l` -> ``out.logits``, :math:`z^g` -> the logits of
-    ``carry[to]``. :math:`\tau^2` is the usual scale of distillation, as the authors' code has it;
-    at the paper's :math:`\tau = 1` it is 1. Labels that a client does not have take no part, nor
-    does a client whose targets are no classes.
+    (Lee et al. 2022.) :math:`z^l` -> ``out.logits``, :math:`z^g` -> the logits of ``carry[to]``.
+    :math:`\tau^2` is the usual scale of distillation, as the authors' code has it; at the paper's
+    :math:`\tau = 1` it is 1. Labels that a client does not have take no part, nor does a client
+    whose targets are not classes.
 
     The teacher runs in eval mode, in the width of the network that is trained, and without a
     gradient. Every method can add the term: the teacher is the model that was received.

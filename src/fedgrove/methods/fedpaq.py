@@ -1,6 +1,6 @@
-r"""FedPAQ: quantised updates go up, the model comes down (Reisizadeh, Mokhtari, Hassani, Jadbabaie,
-Pedarsani, "FedPAQ: A Communication-Efficient Federated Learning Method with Periodic Averaging and
-Quantization", AISTATS 2020, Alg. 1).
+r"""FedPAQ: clients send quantised updates, the server sends the model (Reisizadeh, Mokhtari,
+Hassani, Jadbabaie, Pedarsani, "FedPAQ: A Communication-Efficient Federated Learning Method with
+Periodic Averaging and Quantization", AISTATS 2020, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`::
 
@@ -8,13 +8,14 @@ Round :math:`t`, cohort :math:`S_t`::
     q_k  = Q(w_k - w), with E[Q(x)] = x                         -> QSGD
     w    = w + sum_k n_k q_k / sum_k n_k                        -> as_model, FedAvg
 
-Running statistics are no weights: they are averaged as they are. With 0 levels nothing is
-quantised, the model itself travels, and this is FedAvg.
+Running statistics are not weights: they are averaged as they are. With 0 levels nothing is
+quantised, the model itself is sent, and this is FedAvg.
 
-- Shared: the model; updates go up in a few levels, right on average.
+- Shared: the model; clients send updates rounded to a few levels, without bias.
 - A client uses: the shared model.
 - Bytes in the paper: M T (4 d + d (1 + ⌈log2(s + 1)⌉) / 8 + 4).
-- Secure aggregation: yes; updates are averaged. Noise and secure sums undo the rounding: full size.
+- Secure aggregation: yes; updates are averaged. With noise or secure sums messages are no longer
+  rounded: full size.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ class FedPAQ(FedAvg):
     """One model for all; clients send their updates in a few levels, right on average."""
 
     levels: int = 10
-    """s, levels of an update besides 0, for each sign; 0: not quantised."""
+    """s, the number of levels for each sign, in addition to 0; 0: not quantised."""
     scope: Scope = "model"
-    """Whether levels are shares of the length of the whole update, or of each layer's."""
+    """Whether levels are relative to the norm of the whole update, or of each layer."""
     _: KW_ONLY
     codec: Codec = Smallest()
 

@@ -1,5 +1,5 @@
-r"""FedProx: FedAvg whose clients stay near the model they got (Li et al., "Federated Optimization
-in Heterogeneous Networks", MLSys 2020, Eq. 2).
+r"""FedProx: FedAvg with a penalty that keeps clients close to the received model (Li et al.,
+"Federated Optimization in Heterogeneous Networks", MLSys 2020, Eq. 2).
 
 Round :math:`t`, cohort :math:`S_t`::
 

@@ -1,4 +1,4 @@
-r"""FedPrune: one model, pruned further as training goes on, by squared gradients.
+r"""FedPrune: one model, pruned further during training, by squared gradients.
 
 (The baseline of FedLayerPrune's tables, which cites PruneFL: Jiang et al., "Model Pruning Enables
 Efficient Federated Learning on Edge Devices", IEEE TNNLS 2022.)
@@ -8,18 +8,18 @@ Round :math:`t` = 1..T, cohort :math:`S_t`; M is everything at first::
     w_k  = E epochs of min CE(w; D_k) from w, under M                             -> Train
     w    = (sum_k n_k w_k / sum_k n_k) M                                          -> average
 
-After every ``every``-th round but the last, the s-th of n such steps, M is found anew::
+After every ``every``-th round but the last, the s-th of n such steps, M is found again::
 
     g_kj = mean over batches b of (dL_b/dw_j)^2 at w_k, for pruned weights too    -> SquaredGradient
     P    = the largest |w| of M in each layer, all but a share ``contested``      -> protected
     c    = (1 - (1 - density) s / n) d                                            -> scheduled
     M    = P and the largest of sum_k n_k g_kj, c weights, all layers together    -> GlobalRank, top
 
-One rate for the network, which grows with progress. With ``adaptive``, c is instead the number that
-maximises the loss reduction per time, PruneFL's own rule (-> RiskPerTime). Weights that come back
-start at 0. With density 1 this is FedAvg.
+There is one rate for the network, which grows with the rounds. With ``adaptive``, c is instead the
+number that maximises the loss reduction per time, PruneFL's own rule (-> RiskPerTime). Weights that
+come back start at 0. With density 1 this is FedAvg.
 
-- Shared: a model that is pruned further as it learns.
+- Shared: a sparse model that is pruned further during training.
 - A client uses: the shared sparse model.
 - Bytes in the paper: 8 M Σ_t d_ρ(t) + 4 d_w M n.
 - Secure aggregation: yes; clients send the importance of weights with the model; both are averaged.
@@ -74,17 +74,18 @@ class State(SparseModel):
 
 @dataclass(frozen=True)
 class FedPrune(CommonParts):
-    """One model for all, pruned step by step; squared gradients say which weights stay."""
+    """One model for all, pruned step by step; squared gradients decide which weights are kept."""
 
     density: float = 0.3
-    """At the last step; with ``adaptive``, the least there may be."""
+    """Density after the last pruning step; with ``adaptive``, the minimum."""
     every: int = 5
-    """Rounds between steps."""
+    """Rounds between pruning steps."""
     contested: float = 0.3
-    """Of the weights in use, the share of each layer that pruned weights compete with at a step:
-    the smallest. More where the density falls by more."""
+    """The share of each layer's weights in use, the smallest ones, that compete with pruned weights
+    at a pruning step. It is larger if the density decreases by more."""
     adaptive: RiskPerTime | None = None
-    """How many weights stay, by PruneFL's own rule; None: a rate that grows with progress."""
+    """PruneFL's own rule for the number of kept weights; None: a rate that grows with the
+    rounds."""
     allocation: GlobalRank | Uniform | ERK = GlobalRank()
     """How the kept weights are divided among layers."""
 
@@ -136,11 +137,11 @@ class FedPrune(CommonParts):
         return replace(after, model=trees.apply_mask(after.model, mask), mask=mask)
 
     def _is_before_step(self, state: State) -> bool:
-        """Whether the mask is found anew after the next round."""
+        """Whether the mask is found again after the next round."""
         return state.round + 1 in self._steps(state.rounds)
 
     def _steps(self, rounds: int) -> range:
-        """The numbers of completed rounds after which the mask is found anew; the last is no step.
+        """The numbers of completed rounds after which the mask is found again; the last is no step.
 
         (Nothing would be trained under its mask.)
         """
@@ -279,8 +280,9 @@ class RiskPerTime:
     """
 
     fixed: float = 0.15
-    """What a round takes without any weight, as a share of what all of them add. (The authors'
-    coefficients for FEMNIST: 6.2 seconds, and 6.5e-6 seconds for each of 6.6 million weights.)
+    """The time of a round without any weight, relative to the time that all weights add. (The
+    authors' coefficients for FEMNIST: 6.2 seconds, and 6.5e-6 seconds for each of 6.6 million
+    weights.)
     """
 
     def __post_init__(self) -> None:

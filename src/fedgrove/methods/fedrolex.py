@@ -1,6 +1,6 @@
-r"""FedRolex: a window of channels that rolls over the model, so that all of it gets trained (Alam,
-Liu, Yan & Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
-Extraction", NeurIPS 2022, Alg. 1).
+r"""FedRolex: a window of channels moves over the model, so that all of it is trained (Alam, Liu,
+Yan & Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
+NeurIPS 2022, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 
@@ -9,9 +9,9 @@ Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every l
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                                   -> HeteroFL
 
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper as
-HeteroFL's page says.
+HeteroFL's docs page describes.
 
-- Shared: the model; each client trains a window of channels that rolls on every round.
+- Shared: the model; each client trains a window of channels that moves in every round.
 - A client uses: the shared model.
 - Bytes in the paper: as ``heterofl``.
 - Secure aggregation: yes; as heterofl, with a window that moves.

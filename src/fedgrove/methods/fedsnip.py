@@ -16,7 +16,7 @@ density 1 this is FedAvg.
 - Shared: a sparse model, pruned once by sensitivity.
 - A client uses: the shared sparse model.
 - Bytes in the paper: 8 ρ d M T.
-- Secure aggregation: yes; clients first send sensitivities, which are averaged, as the model is
+- Secure aggregation: yes; clients first send sensitivities, which are averaged like the model
   later.
 """
 
@@ -78,7 +78,7 @@ class FedSNIP(CommonParts):
     allocation: GlobalRank | Uniform = GlobalRank()
     """How the kept weights are divided among layers."""
     ask: int = 1000
-    """At most this many clients, drawn from the seed, report sensitivities."""
+    """Maximum number of clients, drawn with the seed, that report sensitivities."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

@@ -8,16 +8,16 @@ each layer::
     w_k  = prune(E epochs of min CE(w; D_k) from w)    -> Train, Magnitude, Uniform, top
     w    = prune(sum_k n_k w_k / sum_k n_k)            -> average, then the same
 
-Clients train without a mask, so that a pruned weight may come back; what travels is sparse both
-ways. Biases and norm layers are never pruned. The first broadcast is the pruned initial model. With
-``static`` its mask never changes, and clients train under it; nothing is pruned again. With
-density 1 this is FedAvg.
+Clients train without a mask, so that a pruned weight may regrow; messages are sparse in both
+directions. Biases and norm layers are never pruned. The first broadcast is the pruned initial
+model. With ``static`` its mask never changes, and clients train under it; nothing is pruned again.
+With density 1 this is FedAvg.
 
-- Shared: a sparse model, pruned anew every round.
+- Shared: a sparse model, pruned again in every round.
 - A client uses: the shared sparse model.
 - Bytes in the paper: 8 ρ d M T.
 - Secure aggregation: yes; clients choose masks; the plain mean does not use them. With
-  ``static=true`` the mask is the server's and noise can be added.
+  ``static=true`` the server chooses the mask and noise can be added.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class FixedPrune(CommonParts):
     density: float = 0.3
     """The share of prunable weights that is kept."""
     static: bool = False
-    """Whether the mask of the pruned initial model stays, and clients train under it."""
+    """Whether the mask of the pruned initial model is kept for all rounds, and clients train under
+    it."""
     score: Magnitude = Magnitude()
-    """Which weights are kept: the largest."""
+    """How weights are scored; those with the highest scores are kept."""
     allocation: Uniform | GlobalRank | ERK = Uniform()
     """How the kept weights are divided among layers."""
 

@@ -4,11 +4,11 @@ All of :mod:`fedgrove.methods.ca_afp` with C = 1: one pruned model for all clien
 fine-tuning. The exchange with all clients is kept: without a warm-up the evidence for the first
 mask comes from it.
 
-- Shared: a sparse model, pruned and regrown by what all clients agree on.
+- Shared: a sparse model, pruned and regrown where all clients agree.
 - A client uses: the shared sparse model, fine-tuned under the mask.
 - Bytes in the paper: as ``ca-afp``.
 - Secure aggregation: no; as ca-afp with one group: signs of gradients, and the variance of updates,
-  which no sum of them gives.
+  which cannot be computed from their sum.
 """
 
 from __future__ import annotations

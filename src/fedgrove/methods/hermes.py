@@ -1,9 +1,9 @@
-r"""Hermes: every client prunes on its own, then shares what it has in common with others (Li et
-al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients", MobiCom
-2021; as the baseline of SAFL's tables, which prunes channels by network slimming).
+r"""Hermes: every client prunes alone, then shares the parameters it has in common with others (Li
+et al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients",
+MobiCom 2021; as the baseline of SAFL's tables, which prunes channels by network slimming).
 
 Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients, nothing
-travels::
+is sent::
 
     v_k   = recover(u_k): restored channels with gamma 0                 -> restore_full_width
     v_k   = E1 epochs of min CE + lambda sum_b |gamma_b|_1 from v_k      -> Train(CE + GammaL1)
@@ -13,19 +13,21 @@ travels::
 Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client::
 
     u_k   = E epochs of min CE from (its norms, w M_k)                   -> own, Train
-    w_j   = sum_k n_k m_kj u_kj / sum_k n_k m_kj over those who have j   -> WeightedMean
+    w_j   = sum_k n_k m_kj u_kj / sum_k n_k m_kj over clients with j     -> WeightedMean
 
 At the end of stage 1 every client sends its sub-model once: the server then knows its channels.
-Stage 2 begins with the client's own model, as SAFL's Alg. 2 does; from then on it gets its part of
-w. Without a stage 1 this is FedBN. Recovery is SAFL's; without it (``recover=False``) the first
-line is v_k = u_k, and both trainings and the choice are within the channels that are left.
+Stage 2 begins with the client's own model, as SAFL's Alg. 2 does; from then on the client receives
+its part of w. Without a stage 1 this is FedBN. Recovery is that of SAFL; without it
+(``recover=False``) the first line is v_k = u_k, and both trainings and the choice of channels are
+within the remaining channels.
 
 Differs from the original paper: docs/papers/hermes.md.
 
-- Shared: what sub-models have in common; before that, every client prunes channels alone.
+- Shared: the parameters that sub-models have in common; before that, every client prunes channels
+  alone.
 - A client uses: its own smaller model.
 - Bytes in the paper: 4 K (d + d_T) + 8 d_T M G.
-- Secure aggregation: no; clients choose their channels, and the server remembers whose are which.
+- Secure aggregation: no; clients choose their channels, and the server stores each client's choice.
 """
 
 from __future__ import annotations
@@ -75,11 +77,12 @@ from .safl.slimming import (
 
 @dataclass(frozen=True)
 class Hermes(TwoStages):
-    """Personal sub-models, pruned alone; every parameter is averaged over those who have it."""
+    """Personal sub-models, pruned alone; every parameter is averaged over the clients that have
+    it."""
 
     recover: bool = True
-    """Whether pruned channels are restored before the next step, as in SAFL. False: pruned channels
-    stay gone, as in its own paper."""
+    """Whether pruned channels are restored before the next step, as in SAFL. False: they are not
+    restored, as in Hermes's own paper."""
 
     # ---- the server ------------------------------------------------------------------------------
 
@@ -104,7 +107,8 @@ class Hermes(TwoStages):
         return [Task(k, {}, {"density": density}, verb) for k in state.clients]
 
     def fold(self, state: Submodels, reports: Iterable[Report]) -> Submodels:
-        """The mean over those who have each parameter; after stage 1, also their channels."""
+        """The mean over the clients that have each parameter; after stage 1, also their
+        channels."""
         if state.round >= len(self.schedule):
             return average_widths(state, reports, self.mean)
         groups = groups_from_plain(state.structure)

@@ -1,6 +1,6 @@
-r"""HeteroFL: each client trains as wide a model as its device can hold
-(Diao, Ding & Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
-Heterogeneous Clients", ICLR 2021, Alg. 1).
+r"""HeteroFL: each client trains the widest model that fits on its device (Diao, Ding & Tarokh,
+"HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
+ICLR 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 
@@ -13,11 +13,11 @@ statistics of norm layers are averaged over the clients that have the channel (t
 them after training), activations are not rescaled by 1/s_k, and logits of classes that a client
 lacks are not masked.
 
-- Shared: the model; each client trains the first channels, up to what fits its device.
+- Shared: the model; each client trains the first channels, as many as fit on its device.
 - A client uses: those channels of the shared model.
 - Bytes in the paper: 8 d_s M T, the mean over the widths.
 - Secure aggregation: yes; the server chooses each client's sub-model: sums over full width, with 0
-  where a client has nothing.
+  where a client has no value.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HeteroFL(CommonParts):
     """One model of which every client trains the first channels; their share fits its device."""
 
     widths: tuple[float, ...] = ()
-    """Shares of channels, given to the clients in turn; empty: what each device can hold."""
+    """Shares of channels, assigned to the clients in turn; empty: what fits on each device."""
 
     def __post_init__(self) -> None:
         check_shares(self.widths)

@@ -7,14 +7,14 @@ Round :math:`t`, cohort :math:`S_t`, models :math:`w^1..w^K` from K different st
     w_k  = E epochs of min CE(w; D_k) from w^{j_k}      -> Train
     w^j  = sum_{k: j_k = j} n_k w_k / sum n_k           -> WeightedMean
 
-All K models travel down, one up. To use the model a client chooses anew. With one model this is
-FedAvg.
+All K models are sent down, and one is sent up. Before a client uses a model, it chooses again. With
+one model this is FedAvg.
 
 - Shared: ``clusters`` models.
 - A client uses: the one with the lowest loss.
 - Bytes in the paper: 4 (C + 1) d M T.
-- Secure aggregation: no; clients report which model they chose, and are averaged with those who
-  chose the same.
+- Secure aggregation: no; clients report which model they chose, and are averaged with the clients
+  that chose the same model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class IFCA(CommonParts):
     """Several models; a client trains the one with the lowest loss on its data."""
 
     clusters: int = 3
-    """How many models."""
+    """Number of models."""
     _: KW_ONLY
     codec: Codec = Dense()
 
@@ -88,7 +88,7 @@ class IFCA(CommonParts):
         return [Task(k, self.deliver(state, k)) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean of those who chose a model; one that no client chose stays."""
+        """The weighted mean of the clients that chose a model; one that no client chose stays."""
         means = GroupMeans(self.mean, state.models)
         groups = dict(state.groups)
         for report in reports:

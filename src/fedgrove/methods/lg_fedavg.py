@@ -32,7 +32,7 @@ class LGFedAvg(FedAvg):
     """The client's own features under a head that all share."""
 
     shared: int = 2
-    """How many of the last layers that have parameters are shared."""
+    """Number of shared layers: the last layers with parameters."""
 
     def __post_init__(self) -> None:
         check(self.shared >= 1, "shared", self.shared, "1 or more layers")
@@ -43,7 +43,7 @@ class LGFedAvg(FedAvg):
         if len(layers) < self.shared:
             raise UnfitError(
                 f"the last {self.shared} layers are shared, and it has {len(layers)} with "
-                f"parameters. Share fewer (--set shared={len(layers)}), or take a deeper net."
+                f"parameters. Share fewer (--set shared={len(layers)}), or use a deeper net."
             )
         return OneModel(0, pick(setup.params, setup.layout.last(self.shared)))
 

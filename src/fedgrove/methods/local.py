@@ -4,8 +4,8 @@ Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w_k     -> complete, Train, share_received
 
-It stands in every table: a federation that does not beat it need not be built. A client does the
-same local work here as under FedAvg with the same cohort; nothing travels but the call itself.
+It is in every table: a federation that does not beat it is not worth building. A client does the
+same local work as in FedAvg with the same cohort; nothing is sent except the task itself.
 
 - Shared: nothing.
 - A client uses: its own model.
@@ -67,5 +67,5 @@ class Local:
         return {"use": (Edit(complete),)}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """Nothing travels."""
+        """Nothing is sent."""
         return 0

@@ -9,16 +9,17 @@ Round :math:`t`, cohort :math:`S_t`; client k begins with :math:`M_k` = everythi
         M_k = M_k without the share ``rate`` of smallest |u_k| in each layer       -> prune
         u_k = w_0 M_k, the initial weights                                         -> draw
     w_k  = E epochs of min CE(u; D_k) from u_k, under M_k                          -> Train
-    w_j  = sum_k n_k m_kj w_kj / sum_k n_k m_kj over those who have j              -> WeightedMean
+    w_j  = sum_k n_k m_kj w_kj / sum_k n_k m_kj over clients with j                -> WeightedMean
 
-The accuracy is that of the model as it arrives, before this client trains it. A client uses w M_k.
-The server remembers every ticket, one bit a weight, so that only what is in it travels. Both sides
-draw w_0 from the seed. With density 1 this is FedAvg.
+The accuracy is that of the received model, before the client trains it. A client uses w M_k. The
+server stores every ticket, one bit per weight, so that only its weights are sent. Both sides draw
+w_0 from the seed. With density 1 this is FedAvg.
 
-- Shared: the model; each client has a sparse part of it, found by pruning and starting again.
-- A client uses: its own part.
+- Shared: the model; each client has a sparse part of it, found by pruning and training again from
+  the start.
+- A client uses: its part of the shared model.
 - Bytes in the paper: 4 Σ over draws of (down + up), if all prune each time.
-- Secure aggregation: no; clients choose their tickets, and the server keeps each.
+- Secure aggregation: no; clients choose their tickets, and the server stores each.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ class LotteryFL(CommonParts):
     """A shared model of which every client has a personal part, found by iterative pruning."""
 
     density: float = 0.5
-    """What a client's ticket has in the end, in every layer."""
+    """Density of a client's ticket at the end, in every layer."""
     rate: float = 0.1
     """The share of the weights in use that a client prunes at a time."""
     threshold: float = 0.2
-    """A client prunes only if the metric on its training data, before it trains, is at least as
-    good as this."""
+    """A client prunes only if the metric on its training data, before training, is at least as good
+    as this."""
 
     sends_later = "choose the mask of 'model' from their data"
 
@@ -106,7 +107,7 @@ class LotteryFL(CommonParts):
         return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who have each weight, and their tickets."""
+        """The mean over the clients that have each weight, and their tickets."""
         mean = self.mean.start(state.model)
         tickets = dict(state.tickets)
         for report in reports:

@@ -1,4 +1,4 @@
-r"""MOON: features stay near the shared model's, away from the client's last ones (Li, He & Song,
+r"""MOON: features are pulled to the shared model's, away from the client's own (Li, He & Song,
 "Model-Contrastive Federated Learning", CVPR 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; p_k is what client k trained last::
@@ -10,7 +10,8 @@ Round :math:`t`, cohort :math:`S_t`; p_k is what client k trained last::
 A client that trains for the first time has p_k = w: the term is then constant. With mu = 0 this is
 FedAvg.
 
-- Shared: the model; features stay near the shared model's, away from the client's last ones.
+- Shared: the model; features are kept close to the shared model's and away from the client's
+  previous ones.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d M T.
 - Secure aggregation: yes; the model is averaged; the last local one stays on the client.
@@ -102,8 +103,8 @@ def features_of(out: Output) -> Tensor:
     """MOON: the input of the last linear layer; a network without one is refused."""
     if out.features is None:
         raise InputError(
-            "the network has no linear layer, and so no features in front of one; take a net that "
-            "ends in a linear layer."
+            "the network has no linear layer, and so no features before one; use a net that ends "
+            "in a linear layer."
         )
     return out.features
 
@@ -112,7 +113,7 @@ def check_has_features(layout: Layout) -> None:
     """MOON: refuse a network without a last linear layer, before anything is trained."""
     if layout.head_layer is None:
         raise UnfitError(
-            "its features are the input of the last linear layer, and it has none. Take a net that "
+            "its features are the input of the last linear layer, and it has none. Use a net that "
             "ends in a linear layer."
         )
 

@@ -3,7 +3,7 @@ r"""pFed1BS: personal models, pulled to agree in one-bit sketches (Cheng et al.,
 Sketching").
 
 Round :math:`t`, cohort :math:`S_t`; w_k personal, v the consensus, Phi a projection of the n
-parameters to m = ``share`` n numbers that all sides know::
+parameters to m = ``share`` n numbers, which all sides know::
 
     w_k  = E epochs of min CE(w; D_k) + lambda g(v, Phi w) + mu/2 |w|^2 from w_k   -> SignPull
     z_k  = sign(Phi w_k)                                                          -> one_bit
@@ -192,9 +192,9 @@ class PFed1BS(CommonParts):
     """Personal models that share nothing but the signs of random projections, both ways."""
 
     share: float = 0.1
-    """m/n, the bits of a sketch for each parameter."""
+    """m/n, the number of bits in a sketch per parameter."""
     pull: SignPull = SignPull()
-    """The pull towards the consensus, with its weights and how sharp a sign is."""
+    """The pull towards the consensus, with its weights and the sharpness of its signs."""
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")

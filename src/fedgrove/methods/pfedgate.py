@@ -1,30 +1,31 @@
-r"""pFedGate: a gating layer of each client's own picks blocks of the shared model within a budget
+r"""pFedGate: a personal gating layer chooses and scales blocks of the shared model within a budget
 (Chen, Yao, Gao, Ding & Li, "Efficient Personalized Federated Learning via Sparse Model-Adaptation",
 ICML 2023).
 
-Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, budget s::
+Round :math:`t`, cohort :math:`S_t`; w shared, phi_k a client's gating layer, s(x; phi) its scores
+of blocks in (0, 1), M the mask of the blocks that the scores choose within a budget::
 
-    phi_k = an epoch of min CE(w m(x; phi)) from phi_k, blocks m by batch x  -> Train, GatedLoss
-    M_k   = the knapsack by phi_k's mean scores on the client's data        -> summed_scores, chosen
-    w_k   = E epochs of min CE(w M_k; D_k)                                   -> Train under a mask
-    w     = w + sum_k n_k (w_k - w M_k) / sum_k n_k                          -> recovered
+    phi_k = an epoch of min CE(w M s(x; phi)) from phi_k, by batch x        -> Train, GatedLoss
+    s_k   = the mean of s(x; phi_k) over the client's data; M_k by s_k      -> summed_scores, chosen
+    w_k   = E epochs of min CE(w M_k s_k; D_k)                              -> Train, scaled
+    w     = w + sum_k n_k (w_k - w M_k) / sum_k n_k                         -> recovered
 
-Each weight is cut into ``blocks`` blocks, and those in use hold at most a share ``budget`` of all
-weights. phi_k never leaves the client; w_k travels under M_k. A client uses w M_k. With a budget of
-1 there are no gates, and this is FedAvg.
+Each weight tensor is cut into ``blocks`` blocks, and those in use have at most a share ``budget``
+of all weights. phi_k and s_k are never sent; w_k is sent under M_k. A client uses w M_k s_k. With a
+budget of 1 there are no gates, and this is FedAvg.
 
 - Shared: the model; each client sends back the blocks that its own gating layer chose.
-- A client uses: these blocks of the shared model.
+- A client uses: these blocks of the shared model, each times its score.
 - Bytes in the paper: 4 (d + s d_w + d − d_w) M T.
-- Secure aggregation: yes; clients choose blocks. A sum of values and a sum of masks is all the
-  server needs; dense.
+- Secure aggregation: yes; clients choose blocks. The server needs only a sum of values and a sum of
+  masks; messages are then dense.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ from ..parts.one_model import (
     sent_with_own_mask,
     train_cohort,
 )
-from ..trees import Mask, Tree
+from ..trees import Tree
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -127,7 +128,7 @@ def check_budget(blocks: Sequence[Cut], budget: float) -> None:
     total = sum(sizes_of(blocks))
     if budget * total < least:
         raise InputError(
-            f"budget is {budget}; the first block of every layer always stays, and these are "
+            f"budget is {budget}; the first block of every layer is always kept, and these are "
             f"{least:,} of {total:,} weights: give {least / total:.3g} or more, or more blocks."
         )
 
@@ -142,21 +143,24 @@ def chosen(scores: Tensor, blocks: Sequence[Cut], budget: float) -> Tensor:
     """
     # Made on the device: a captured step may copy nothing to it.
     sizes = torch.cat([_sizes_on(scores.device, cut) for cut in blocks])
-    comes_first = torch.zeros(len(sizes), dtype=torch.bool, device=scores.device)
-    for cut in blocks:
-        comes_first[cut.first] = True
+    comes_first = torch.cat([_first_of(scores.device, cut) for cut in blocks])
     worth = torch.where(comes_first, torch.inf, scores.detach().double() / sizes)
     # Stable: of two blocks that are worth the same the earlier one, on every device.
     order = torch.sort(worth, descending=True, stable=True).indices
     ordered = sizes[order]
-    room = budget * sizes.sum()
-    taken = []
-    # One at a time, with no branch on data: what fits depends on what was taken before.
-    for place in range(len(blocks_in(blocks))):
-        fits = ordered[place] <= room
-        room = room - torch.where(fits, ordered[place], 0.0)
-        taken.append(fits)
-    return torch.zeros_like(comes_first).scatter(0, order, torch.stack(taken))
+    rank = torch.arange(len(sizes), device=scores.device)
+    # .29 of 100 is 29, though the product is a little less.
+    room = budget * sizes.sum() + 1e-9
+    fits = torch.ones_like(comes_first)
+    # Behind a block that does not fit, none of its size or a larger one does: room only gets less.
+    # So each pass settles one size, and there are no more passes than sizes.
+    for _ in {size for cut in blocks for size in cut.sizes}:
+        is_over = fits & ((ordered * fits).cumsum(0) > room)
+        first_over = torch.where(is_over, rank, len(sizes)).min().reshape(1)
+        # Gathered: under vmap a tensor of one number cannot be an index.
+        size = ordered.gather(0, first_over.clamp(max=len(sizes) - 1))
+        fits = fits & ~((rank >= first_over) & (ordered >= size))
+    return torch.zeros_like(fits).scatter(0, order, fits)
 
 
 def _sizes_on(device: torch.device, cut: Cut) -> Tensor:
@@ -165,9 +169,9 @@ def _sizes_on(device: torch.device, cut: Cut) -> Tensor:
     return sizes
 
 
-def blocks_in(blocks: Sequence[Cut]) -> range:
-    """pFedGate: how many numbers all blocks have."""
-    return range(sum(cut.count for cut in blocks))
+def _first_of(device: torch.device, cut: Cut) -> Tensor:
+    """pFedGate: whether each block of a tensor is its first one."""
+    return torch.arange(cut.count, device=device) == 0
 
 
 def spread_out(values: Tensor, blocks: Sequence[Cut]) -> Tree:
@@ -180,9 +184,25 @@ def spread_out(values: Tensor, blocks: Sequence[Cut]) -> Tree:
     return tree
 
 
-def block_mask(scores: Tensor, blocks: Sequence[Cut], budget: float) -> Mask:
-    """pFedGate: the mask of the weights in the blocks that these scores choose."""
-    return spread_out(chosen(scores, blocks, budget), blocks)
+def least_score(blocks: int, budget: Any) -> Tensor:
+    """pFedGate: scores below this are raised to it before the choice, min(max(1/B, .1), s).
+
+    >>> float(least_score(5, 0.5)), float(least_score(20, 0.5)), float(least_score(5, 0.125))
+    (0.20000000298023224, 0.10000000149011612, 0.125)
+    """
+    return torch.as_tensor(budget).clamp(max=max(1 / blocks, 0.1))
+
+
+def make_gates(scores: Tensor, blocks: Sequence[Cut], budget: Any, least: Tensor) -> Tensor:
+    r"""pFedGate: the number that each block is multiplied by: :math:`m_i s_i (1 + g_i - sg(g_i))`.
+
+    :math:`g_i = \max(s_i, least)` is what blocks are chosen by. The value is the score of a block
+    in use, and 0 of any other; the gradient is :math:`m_i (1 + s_i)` by the score, where it is
+    above the least.
+    """
+    raised = torch.maximum(scores, least.to(scores))
+    in_use = chosen(raised, blocks, budget)
+    return in_use * scores * (1 + (raised - raised.detach()))
 
 
 # ---- the gating layer ----------------------------------------------------------------------------
@@ -209,10 +229,9 @@ def batch_scores(logits: Tensor, weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GatedLoss(Objective):
-    r"""The loss of the model in the blocks that a batch's gates choose; it trains the gating layer.
+    """The loss of the model under a batch's gates (:func:`make_gates`); it trains the gating layer.
 
-    The forward pass sees gates of 0 and 1, the gradient their scores ("straight through"):
-    :math:`m + s - sg(s)`. The model itself, ``carry["model"]``, is a constant.
+    The model itself, ``carry["model"]``, is a constant.
     """
 
     only_in: ClassVar[str] = "pfedgate"
@@ -228,11 +247,8 @@ class GatedLoss(Objective):
         net = out.nets["model"]
         blocks = cuts(net.layout, self.count)
         scores = batch_scores(out.logits, batch.weight)
-        gates = chosen(scores, blocks, self.budget).to(scores) + scores - scores.detach()
-        model = carry["model"]
-        gated = dict(model)
-        for name, gate in spread_out(gates, blocks).items():
-            gated[name] = model[name] * gate
+        gates = make_gates(scores, blocks, self.budget, least_score(self.count, self.budget))
+        gated = scale(carry["model"], spread_out(gates, blocks))
         # Not in train mode: running statistics are the model's, which is not trained here.
         logits = net(gated, batch.x, train=False).logits
         losses = net.problem.losses(logits, batch.y, carry.get("client", {}))
@@ -246,17 +262,30 @@ def summed_scores(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
     return {"sum": scores.sum(0), "examples": batch.weight.sum()}
 
 
+def scale(model: Tree, gates: Tree) -> Tree:
+    """pFedGate: the model with each weight times its gate."""
+    scaled = dict(model)
+    for name, gate in gates.items():
+        scaled[name] = model[name] * gate
+    return scaled
+
+
+def scaled(params: Tree, carry: Carry) -> Tree:
+    """pFedGate: the weights of the forward pass in local training; the gradient goes through."""
+    return scale(params, carry["gates"])
+
+
 # ---- the method ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PFedGate(CommonParts):
-    """One model, of which every client's own gating layer picks the blocks it can afford."""
+    """One model; the gating layer of each client chooses blocks of it within a budget."""
 
     budget: float = 0.5
-    """The share of the weights that a client uses; 1: all, and there are no gates."""
+    """The share of the weights that a client uses; 1: all weights, without gates."""
     blocks: int = 5
-    """How many blocks each weight is cut into."""
+    """Number of blocks into which each weight tensor is divided."""
     gate: LocalTraining = LocalTraining(1, 32, SGD(0.1))
     """How the gating layer trains."""
 
@@ -276,7 +305,7 @@ class PFedGate(CommonParts):
         # Before a layer of no gates is made, of which torch warns.
         weights_to_prune(net.layout, self.budget)
         features = torch.Size(net.shape).numel()
-        module = GatingLayer(features, len(blocks_in(cuts(net.layout, self.blocks))))
+        module = GatingLayer(features, len(sizes_of(cuts(net.layout, self.blocks))))
         like = next(iter(net.params().values()))
         return {"gate": Net(module.to(like), net.shape)}
 
@@ -316,30 +345,38 @@ class PFedGate(CommonParts):
                 Train(gated, self.gate, start="gate", end="gate", net="gate", mask=""),
                 Measure("scores", summed_scores, of="gate", net="gate"),
                 Edit(self._choose),
-                Train(self.objective, self.local, mask="chosen"),
+                Train(self.objective, self.local, mask="chosen", at=scaled, differentiate=True),
                 Give(send_blocks, sent_with_own_mask),
             ),
             "use": (Edit(self._use),),
         }[verb]
 
     def _choose(self, carry: Carry, client: Client) -> Carry:
-        """The mask of this round, by the mean scores over the client's training data."""
+        """The gates of this round, by the mean scores over the client's training data."""
         sums = carry["scores"]
         scores = sums["sum"] / sums["examples"]
-        blocks = cuts(client.layout, self.blocks)
-        mask = block_mask(scores, blocks, self.budget)
-        return {**carry, "chosen": mask, "scores": {"mean": scores}}
+        gates = self._gates(scores, client.layout)
+        mask = trees.map(Tensor.bool, gates)
+        return {**carry, "chosen": mask, "gates": gates, "scores": {"mean": scores}}
+
+    def _gates(self, scores: Tensor, layout: Layout) -> Tree:
+        """The number that each weight is multiplied by; 0 in blocks that are not in use."""
+        blocks = cuts(layout, self.blocks)
+        least = least_score(self.blocks, self.budget)
+        return spread_out(make_gates(scores, blocks, self.budget, least), blocks)
 
     def _use(self, carry: Carry, client: Client) -> Carry:
-        """The shared model in the client's blocks; all of it before the client has gates."""
+        """The shared model under the client's gates; all of it before the client has gates."""
         rest = dict(carry)
         # Taken out, so that clients are scored at once.
         rest.pop("gate", None)
         scores = rest.pop("scores", None)
         if scores is None:
             return rest
-        mask = block_mask(scores["mean"], cuts(client.layout, self.blocks), self.budget)
-        return {**rest, "model": trees.apply_mask(carry["model"], mask), "model.mask": mask}
+        gates = self._gates(scores["mean"], client.layout)
+        mask = trees.map(Tensor.bool, gates)
+        model = trees.apply_mask(scale(carry["model"], gates), mask)
+        return {**rest, "model": model, "model.mask": mask}
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The whole model down, the budget's share of its weights and all else up, in 32 bits."""

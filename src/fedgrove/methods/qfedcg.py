@@ -11,13 +11,14 @@ Round :math:`t`, cohort :math:`S_t`::
     q_k  = u_k on a grid of 2^b - 1 levels per layer                   -> Uniform quantiser
     w    = w + sum_k n_k q_k / sum_k n_k                               -> WeightedMean
 
-What a client leaves out is an update of 0, and forgotten. With share 1 and 32 bits this is FedAvg.
+What a client leaves out counts as an update of 0 and is not sent later. With share 1 and 32 bits
+this is FedAvg.
 
-- Shared: the model; of each update the larger half travels, in 8 bits.
+- Shared: the model; clients send the larger half of each update, in 8 bits.
 - A client uses: the shared model.
 - Bytes in the paper: 8 d M T · ``share`` · ``bits`` / 32.
-- Secure aggregation: yes; updates are averaged. Noise and secure sums undo sparseness and rounding:
-  full size.
+- Secure aggregation: yes; updates are averaged. With noise or secure sums messages are no longer
+  sparse or rounded: full size.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ WHOLE = 32
 
 @dataclass(frozen=True)
 class QFedCG(FedAvg):
-    """One model for all; of each update the largest values travel, quantised."""
+    """One model for all; of each update the largest values are sent, quantised."""
 
     share: float = 0.5
-    """Of the parameters: how many values of its update a client sends."""
+    """The share of its update's values that a client sends."""
     bits: int = 8
-    """Of each of these values; 32: they are not quantised."""
+    """Bits per sent value; 32: not quantised."""
     _: KW_ONLY
     codec: Codec = Smallest()
 
@@ -87,7 +88,7 @@ class QFedCG(FedAvg):
         return Outcome({"update": Packet({**update, **self.compressed(params)})})
 
     def compressed(self, update: Tree) -> Tree:
-        """QFedCG: the compressed update that travels."""
+        """QFedCG: the compressed update that is sent."""
         kept = largest_of(update, self.share)
         if self.bits == WHOLE:
             return kept

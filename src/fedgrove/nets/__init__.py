@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, first_line, unknown
 from ..renamed import find_old_names
 from . import norms, user_files
 from .layout import named_tensors, probe
@@ -186,6 +186,7 @@ def check_size(shape: tuple[int, ...], classes: int) -> None:
 def _make(
     net: str | nn.Module, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
+    """Make a network from its name, file or module."""
     if isinstance(net, nn.Module):
         if options:
             raise InputError(
@@ -283,8 +284,9 @@ def _check_tensors(module: nn.Module, name: str) -> None:
     for key, tensor in tensors.items():
         if tensor.is_complex():
             raise InputError(
-                f"net '{name}' has '{key}' of type {tensor.dtype}; parameters are real: hold the "
-                "real and the imaginary part as two, and join them with torch.complex."
+                f"net '{name}' has '{key}' of type {tensor.dtype}; parameters are real: store the "
+                "real and the imaginary part as two parameters, and combine them with "
+                "torch.complex."
             )
 
 
@@ -304,10 +306,10 @@ def _check_training(module: nn.Module, name: str, shape: tuple[int, ...], classe
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"net '{name}' cannot be trained: a batch of two with a gradient raised "
-            f"{type(error).__name__}: {reason}; try it by itself with loss.backward()."
+            f"{type(error).__name__}: {reason}; test it alone with loss.backward()."
         ) from error
 
 
@@ -316,7 +318,7 @@ def _check_logits(out: Any, name: str, shape: tuple[int, ...], classes: int) -> 
     if isinstance(out, tuple | list):
         raise InputError(
             f"net '{name}' gave a {type(out).__name__} of {len(out)} for two inputs of shape "
-            f"{shape}; it must give the logits alone, {(2, classes)}: return only these."
+            f"{shape}; it must return only the logits, {(2, classes)}."
         )
     given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
     if given != (2, classes):

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..trees import Tree
 from .layout import Layout, frozen_parameters, named_tensors
 
@@ -53,13 +53,13 @@ def read_weights(spec: str) -> tuple[WeightsOrigin, Tree]:
     """Read ``FILE.safetensors`` or ``FILE.safetensors:body``.
 
     Raises:
-        InputError: There is no such file, it is no safetensors file, or its numbers are not finite.
+        InputError: There is no such file, not a safetensors file, or its numbers are not finite.
     """
     path = remove_suffix(spec)
     place = Path(path)
     if place.is_dir():
         raise InputError(
-            f"init is the folder {path}; give a file, as a run's own: "
+            f"init is the folder {path}; give a file, such as one of a run: "
             "RUN/models/client-00000.safetensors."
         )
     try:
@@ -71,15 +71,16 @@ def read_weights(spec: str) -> tuple[WeightsOrigin, Tree]:
     except OSError as error:
         raise InputError(
             f"init is {path}, which cannot be read: {error.strerror or error}; give a file that "
-            "can."
+            "can be read."
         ) from None
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         raise InputError(
-            f"init is {path}, which is not a safetensors file ({reason}); give one that is, as "
-            "those in models/ of a run folder, or write one with safetensors.torch.save_file."
+            f"init is {path}, which is not a safetensors file ({reason}); give a safetensors file, "
+            "such as those in models/ of a run folder, or write one with "
+            "safetensors.torch.save_file."
         ) from None
     tensors = {name: t for name, t in tensors.items() if name.rpartition(".")[2] != COUNTER}
     for name, tensor in tensors.items():
@@ -152,10 +153,10 @@ def load_weights(
 def _give_advice(origin: WeightsOrigin, wrong: Mapping[str, str], head: Sequence[str]) -> str:
     if set(wrong) <= set(head):
         return (
-            "Only the head differs, as where there are other classes: to take all but the head, "
-            f"give {origin.path}{BODY_SUFFIX}."
+            "Only the head differs, for example because the classes differ: to load everything "
+            f"except the head, give {origin.path}{BODY_SUFFIX}."
         )
-    return "Give the weights of this very net, with its options, or name the net that they are of."
+    return "Give weights of exactly this net, with its options, or name the net of these weights."
 
 
 def _list_some(sentences: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, first_line, unknown
 from . import norms
 from .forward_state import find_changed_state
 
@@ -334,10 +334,13 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
             # torch counts the writes to a tensor, through views of it too.
             return output, zeros._version > 0
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = first_line(error)
         advice = "check the shape against the first layers of the net"
         if "scalar type" in reason or "dtype" in reason:
-            advice = f"inputs are {like.dtype}: convert them in the forward pass, as with x.long()"
+            advice = (
+                f"inputs are {like.dtype}: convert them in the forward pass, for example with "
+                "x.long()"
+            )
         raise InputError(
             f"{type(module).__name__} was given zeros of shape {(batch, *shape)} and raised "
             f"{type(error).__name__}: {reason}; {advice}."
@@ -403,6 +406,7 @@ def _observe_layers(
 def _layer(
     name: str, module: nn.Module, name_by_id: Mapping[int, str], macs: int, activations: int
 ) -> Layer:
+    """Describe one layer of a network."""
     params = {}
     for key, parameter in module.named_parameters(recurse=False):
         # A frozen parameter has no name.
@@ -430,6 +434,7 @@ def _layer(
 
 
 def _kind(module: nn.Module) -> Kind:
+    """Return the kind of a network's layer: conv, linear, norm or other."""
     match module:
         case _ConvNd():
             return "conv"

@@ -286,6 +286,7 @@ Slot = tuple[dict[str, Any], str]
 
 
 def _put(slots: Sequence[Slot], values: Sequence[Any]) -> None:
+    """Put tensors into the places of a module's parameters and buffers."""
     for (owner, key), value in zip(slots, values, strict=True):
         owner[key] = value
 
@@ -296,7 +297,7 @@ def _find_slots(module: nn.Module) -> tuple[list[str], list[Slot], list[Slot]]:
     Returns:
         The names of the tree's tensors and their slots, where a tensor that several layers share is
         there several times; and the slots of what is not in the tree: frozen parameters, and
-        buffers that are no floats or not in the ``state_dict``.
+        buffers that are not floats or not in the ``state_dict``.
     """
     name_by_id = {id(t): name for name, t in named_tensors(module).items()}
     names: list[str] = []

@@ -66,7 +66,7 @@ def build_user_net(
     except Exception as error:
         raise InputError(
             f"{spec} was called with shape {shape} and {classes} classes and raised "
-            f"{type(error).__name__}: {error}; make it accept these."
+            f"{type(error).__name__}: {error}; make it accept these arguments."
         ) from error
     return module
 
@@ -116,7 +116,8 @@ def import_file(path: Path) -> ModuleType:
         # Half-run: the next attempt must not get it.
         del sys.modules[name]
         raise InputError(
-            f"{path} could not be imported, {type(error).__name__}: {error}; run it by itself."
+            f"{path} could not be imported, {type(error).__name__}: {error}; run it alone to see "
+            "the error."
         ) from error
     finally:
         sys.path.remove(folder)

@@ -137,7 +137,7 @@ class TrainOptions(Options, WatchOption, EngineOptions):
     )
     _: KW_ONLY
     federations: Federations | None = option(
-        None, "Federations that were read before.", checked_as=Any
+        None, "Federations that have been read already.", checked_as=Any
     )
     progress: bool = option(False, "Whether to show progress on stderr.")
 
@@ -273,7 +273,7 @@ class ChooseOptions(
     )
     rounds: int | None = option(
         None,
-        "Number of rounds of the full run, on which its bytes depend; trials are shorter.",
+        "Number of rounds of the full run, which --budget applies to; trials are shorter.",
         "N",
         without="depends on the data set",
         **AT_LEAST_ONE,
@@ -298,7 +298,8 @@ class ChooseOptions(
     )
     validation: float = option(
         0.2,
-        "Share held out for validation in trials, of what is left after the test data, up to 0.5.",
+        "Share of the examples outside the test data that trials hold out for validation, up to "
+        "0.5.",
         "SHARE",
         allowed="above 0, as the choice is made on validation data, and at most 0.5",
         check=lambda share: 0 < share <= 0.5,

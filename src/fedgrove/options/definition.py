@@ -38,7 +38,7 @@ OptionsT = TypeVar("OptionsT", bound="Options")
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option besides its name, type and default value."""
+    """What is known of an option in addition to its name, type and default value."""
 
     help: str
     metavar: str = ""
@@ -139,7 +139,7 @@ class Field(NamedTuple):
         return f"{text} Default: {default}." if default else text
 
     def convert(self, value: Any) -> Any:
-        """Return ``value`` in the option's type; an InputError says what is allowed."""
+        """Return ``value`` in the option's type; an InputError states what is allowed."""
         try:
             found = find_value(value, self.type)
         except ValueError:
@@ -154,7 +154,7 @@ class Field(NamedTuple):
         return describe_alternatives(self.type)
 
     def read(self, text: Any) -> Any:
-        """Return the value of what was typed; an InputError says what is allowed."""
+        """Return the value of what was typed; an InputError states what is allowed."""
         if isinstance(self.default, bool):
             return not self.default
         if self.option.parse is None:

@@ -134,7 +134,7 @@ class DataOptions:
     )
     window: int | None = option(None, "Your own data: cut recordings into windows of N rows.", "N")
     stride: int | None = option(
-        None, "Rows from one window to the next.", "N", without="half a window"
+        None, "Number of rows from one window to the next.", "N", without="half a window"
     )
     channels: int | str | Sequence[str] | None = option(
         None,
@@ -172,11 +172,12 @@ class SplitOptions:
         None,
         "How test data are held out: blocks or random.",
         "KIND",
-        without="blocks if the data have any",
+        without="blocks if the data have blocks",
     )
     validation: float = option(
         VALIDATION,
-        "Share held out for validation, of what is left after the test data: 0 (none) to 0.5.",
+        "Share of the examples outside the test data that is held out for validation: 0 (none) to "
+        "0.5.",
         "SHARE",
         allowed="between 0 (none) and 0.5",
         check=lambda share: 0 <= share <= 0.5,
@@ -227,8 +228,8 @@ class NetOptions:
     _: KW_ONLY
     init: str | Path | None = option(
         None,
-        "Initial weights, as in RUN/models/client-00000.safetensors; with :body at the end, of all "
-        "layers but the head.",
+        "Initial weights, as in RUN/models/client-00000.safetensors; with :body at the end, for "
+        "all layers except the head.",
         "FILE[:body]",
         checked_as=str | None,
     )
@@ -327,7 +328,7 @@ class ExchangeOptions:
     )
     privacy: str | None = option(
         None,
-        "Clip what leaves a client and add noise, as in clip=1.0,noise=0.8; the run reports "
+        "Clip what a client sends and add noise to it, as in clip=1.0,noise=0.8; the run reports "
         "epsilon. Needs opacus.",
         "clip=C,noise=Z",
     )
@@ -427,7 +428,7 @@ class EngineOptions(TimeoutOption):
     )
     device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
     precision: str = option(
-        "fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME"
+        "fp32", "Precision on CUDA: fp32, tf32 (faster matrix products) or bf16.", "NAME"
     )
 
 
@@ -472,7 +473,7 @@ class ProgressOption:
 
 @option_group
 class WatchOption:
-    """Output: a function that sees every line.
+    """Output: a function that is called with every line of metrics.
 
     Not written to config.toml.
     """
@@ -494,15 +495,15 @@ class SmokeOption:
 
     smoke: bool = option(
         False,
-        "Quick test: run every stage on a few examples, in seconds, and keep nothing.",
-        python="Quick test: run every stage on a few examples, in seconds. The scores mean "
-        "nothing.",
+        "Quick test: run every stage on a few examples; takes seconds and keeps nothing.",
+        python="Quick test: run every stage on a few examples; takes seconds. The scores are "
+        "meaningless.",
     )
 
 
 @option_group
 class TrustOption:
-    """Running: code that a folder names.
+    """Running: code that a run folder refers to.
 
     Not written to config.toml.
     """
@@ -512,7 +513,7 @@ class TrustOption:
 
 @option_group
 class DryRunOption:
-    """Running: nothing at all.
+    """Running: a dry run.
 
     Not written to config.toml.
     """

@@ -51,7 +51,7 @@ class Averaging(Protocol):
 
 @dataclass(frozen=True)
 class WeightedMean:
-    r"""The mean over those who have a parameter, weighted by examples.
+    r"""The mean over the clients that have a parameter, weighted by examples.
 
     :math:`\bar w_j = \sum_k n_k m_{kj} w_{kj} \big/ \sum_k n_k m_{kj}` (without masks FedAvg,
     McMahan et al. 2017, Alg. 1; with masks Hermes, Li et al. 2021). :math:`w_k` -> ``tree``,
@@ -352,5 +352,5 @@ def previous_of(
 def known(previous: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
     """Return the tree that an average started from; raises if there is none."""
     if previous is None:
-        raise ValueError("an average of nothing: no tree was added, and none came before")
+        raise ValueError("the average of no trees: none was added, and there is no previous one")
     return previous

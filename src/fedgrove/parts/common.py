@@ -18,10 +18,10 @@ class CommonParts:
     """
 
     mean: Averaging = WeightedMean()
-    """How what the clients send is averaged."""
+    """How the clients' packets are averaged."""
     objective: Objective = ProblemLoss()
     """What local training minimises."""
     local: LocalTraining | None = None
     """How clients train; None takes the data set's own recipe."""
     codec: Codec = Smallest()
-    """How packets are written."""
+    """How packets are encoded."""

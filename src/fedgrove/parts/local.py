@@ -2,8 +2,10 @@
 
 Parameters, gradients and optimiser state live in flat vectors: one vector operation instead of one
 per tensor. Every optimiser has a pure form, ``step`` (for ``torch.func.vmap``), and an in-place
-one, ``step_`` (less memory and fewer kernels on one client); they are tested equal. Optimiser state
-never leaves a task.
+one, ``step_`` (less memory and fewer kernels on one client); they are tested equal.
+
+The optimiser's state starts anew in every task, or with ``LocalTraining(keep_state=True)`` where
+the client's last task left it. It is never sent.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.func import grad
 
 from .. import trees
-from ..core import Batch, Batches, Carry, Client, Train
+from ..core import OPTIMISER_PREFIX, Batch, Batches, Carry, Client, Train
 from ..errors import check
 from ..trees import Tree
 
@@ -209,6 +211,9 @@ class LocalTraining:
     optimiser: SGD | Adam = Adam()
     decay: float = 1.0
     clip: float | None = None
+    keep_state: bool = False
+    """Whether a client keeps the optimiser's state from round to round; False: it starts at 0 in
+    every round."""
 
     def __post_init__(self) -> None:
         check(self.epochs >= 1, "epochs", self.epochs, "1 or more")
@@ -286,6 +291,100 @@ def learning_rate(local: LocalTraining, carry: Carry) -> Tensor:
     return rate
 
 
+# ---- an optimiser's state that is kept from round to round ---------------------------------------
+
+
+def name_state(state: Tree, params: Mapping[str, Tensor]) -> dict[str, Tree]:
+    """Return an optimiser's state as trees, one for each slot of it.
+
+    A vector becomes a tree like the parameters, so that it can be narrowed and widened with the
+    network; a single number (Adam's step counter) is a tree of one leaf.
+    """
+    named: dict[str, Tree] = {}
+    for slot, value in state.items():
+        tree = trees.unflatten(value, params) if value.dim() else {slot: value}
+        named[OPTIMISER_PREFIX + slot] = tree
+    return named
+
+
+def place_of_state(verb: str, number: int) -> str:
+    """Return how the names of a Train stage's optimiser state begin in a client's memory.
+
+    Every Train stage of a verb has its own state: a probe between two rounds changes none.
+
+    >>> place_of_state("train:evidence", 0)
+    'optimiser.train.0.'
+    """
+    purpose = verb.partition(":")[0]
+    return f"{OPTIMISER_PREFIX}{purpose}.{number}."
+
+
+def find_state(
+    net: Net, stage: Train, carry: Carry, kept: Mapping[str, Tree], place: str
+) -> dict[str, Tree]:
+    """Return the state with which a Train stage begins, by slot; none if it keeps no state.
+
+    That is the one that the client kept, or the optimiser's first one: for a new client, and where
+    another optimiser or a network of other shapes left it.
+
+    Args:
+        net: The network.
+        stage: The stage.
+        carry: The carry before the stage.
+        kept: What the client remembers, from earlier tasks or earlier stages.
+        place: How the names of the stage's state begin (:func:`place_of_state`).
+    """
+    local = recipe(stage)
+    if not local.keep_state:
+        return {}
+    params = trees.pick(carry[stage.start], net.layout.params)
+    first = name_state(local.optimiser.init(trees.flatten(params)), params)
+    found = {}
+    for name, tree in first.items():
+        there = kept.get(place + name.removeprefix(OPTIMISER_PREFIX))
+        if there is None or not trees.same_layout(tree, there):
+            return first
+        found[name] = there
+    return found
+
+
+def take_state(carry: Carry, place: str) -> tuple[Carry, dict[str, Tree]]:
+    """Return the carry after local training without the optimiser's state, and that to remember."""
+    left: Carry = {}
+    kept: dict[str, Tree] = {}
+    for name, tree in carry.items():
+        if name.startswith(OPTIMISER_PREFIX):
+            kept[place + name.removeprefix(OPTIMISER_PREFIX)] = tree
+        else:
+            left[name] = tree
+    return left, kept
+
+
+def begin_state(
+    stage: Train, carry: Carry, params: Mapping[str, Tensor], w: Tensor
+) -> tuple[Carry, Tree]:
+    """Return the carry and the optimiser's state, in flat vectors, before the first training step.
+
+    A kept state is 0 where the stage's mask is: a moment from before a weight was pruned would move
+    it. If the weight returns, its moments begin at 0, while Adam's step counter goes on.
+    """
+    state = recipe(stage).optimiser.init(w)
+    left, kept = take_state(carry, "")
+    if not kept:
+        return carry, state
+    mask = None
+    if stage.mask_name in carry:
+        mask = flat_mask(carry[stage.mask_name], params)
+    for slot, value in state.items():
+        if not value.dim():
+            # A copy: the in-place form increments it.
+            state[slot] = kept[slot][slot].clone()
+            continue
+        vector = trees.flatten(trees.pick(kept[slot], params))
+        state[slot] = vector if mask is None else vector * mask
+    return left, state
+
+
 # ---- the pure form: start_training, then step for each batch; an engine may stack clients --------
 
 
@@ -303,11 +402,12 @@ def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
     """
     tree = trees.apply_mask(carry[stage.start], carry.get(stage.mask_name, {}))
     params = trees.pick(tree, net.layout.params)
+    carry, state = begin_state(stage, carry, params, trees.flatten(params))
     return {
         **carry,
         BEFORE: carry.get(stage.end, {}),
         stage.end: tree,
-        OPTIMISER: recipe(stage).optimiser.init(trees.flatten(params)),
+        OPTIMISER: state,
         "aux": carry["aux"] | stage.objective.begin(params, carry),
     }
 
@@ -321,6 +421,13 @@ def as_before(stage: Train, carry: Carry) -> Carry:
     if before:
         seen[stage.end] = before
     return seen
+
+
+def projected(net: Net, stage: Train, tree: Tree, carry: Carry) -> Tree:
+    """Return the tree that a step of local training begins with, after ``stage.project``; pure."""
+    if stage.project is None:
+        return tree
+    return tree | stage.project(trees.pick(tree, net.layout.params), carry)
 
 
 def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
@@ -341,8 +448,9 @@ def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
 
 def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
     """Do one step of local training, as a pure function of tensors."""
-    tree = carry[stage.end]
     objective_carry = as_before(stage, carry)
+    tree = projected(net, stage, carry[stage.end], objective_carry)
+    carry = {**carry, stage.end: tree}
 
     def loss(params: Tree) -> tuple[Tensor, tuple[Tree, Tree]]:
         # The forward pass writes running statistics into its buffers; copies keep the step pure.
@@ -356,7 +464,7 @@ def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
 
 
 def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers: Tree) -> Carry:
-    """Return the carry after a step of local training: mask, clip, optimiser; pure."""
+    """Local training: return the carry after one step: mask, clip, optimiser. Pure."""
     local = recipe(stage)
     params = trees.pick(carry[stage.end], net.layout.params)
     g = trees.flatten(trees.pick(grads, params))
@@ -391,7 +499,8 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
 def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
     """Do all steps of local training on one client.
 
-    Equal to :func:`start_training` and :func:`step` over ``batches``.
+    Equal to :func:`start_training` and :func:`step` over ``batches``. The returned carry has the
+    optimiser's state as named trees, if the stage keeps it.
     """
     local = recipe(stage)
     start = trees.apply_mask(carry[stage.start], carry.get(stage.mask_name, {}))
@@ -405,19 +514,23 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     buffers = trees.map(Tensor.clone, trees.pick(start, net.layout.buffers))
     tree: dict[str, Any] = params | buffers
     leaves = list(params.values())
-    state = local.optimiser.init(w)
+    carry, state = begin_state(stage, carry, start_params, w)
     g = torch.empty_like(w)
     mask = None
     if stage.mask_name in carry:
         mask = flat_mask(carry[stage.mask_name], params)
     frozen = frozen_names(stage, carry)
-    frozen_views = {k: v for k, v in trees.unflatten(w, start_params).items() if k in frozen}
+    views = trees.unflatten(w, start_params)
+    frozen_views = {k: v for k, v in views.items() if k in frozen}
     if frozen:
         ones = torch.ones_like(w) if mask is None else mask
         mask = without_frozen(ones, start_params, frozen)
     lr = float(learning_rate(local, carry))
     carry = {**carry, "aux": carry["aux"] | stage.objective.begin(start_params, carry)}
     for batch in batches:
+        if stage.project is not None:
+            for name, value in projected(net, stage, views, carry).items():
+                views[name].copy_(value)
         forward = tree
         if stage.at is not None:
             forward = forward_at(stage, params, carry) | buffers
@@ -440,4 +553,5 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     after = trees.map(Tensor.detach, tree)
     for name in frozen & buffers.keys():
         after[name] = start[name]
-    return {**carry, stage.end: after}
+    kept = name_state(state, start_params) if local.keep_state else {}
+    return {**carry, stage.end: after, **kept}

@@ -26,7 +26,7 @@ def weights_to_prune(layout: Layout, density: float) -> tuple[str, ...]:
     if not layout.prunable and density < 1:
         raise UnfitError(
             "it has no weights that can be pruned, those of convolutions and of linear, recurrent "
-            "and attention layers. Take a net with such layers, or a method that does not prune "
+            "and attention layers. Use a net with such layers, or a method that does not prune "
             "(fedavg, ditto)."
         )
     return layout.prunable
@@ -131,6 +131,7 @@ def _places_from(numbers: npt.NDArray[Any], threshold: Any, n: int) -> Places:
 
 
 def _numbers(score: Tensor) -> npt.NDArray[Any]:
+    """Return scores as a NumPy array, to find the largest."""
     numbers = score.detach().cpu()
     if numbers.dtype == torch.bfloat16:
         # Numpy does not have it; in float32 it is the same number.

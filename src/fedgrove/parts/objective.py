@@ -138,8 +138,8 @@ def check_fits(objective: Objective, problem: AnyProblem) -> None:
         if term.targets and problem.kind not in term.targets:
             raise InputError(
                 f"the objective has {type(term).__name__}, which is for "
-                f"{' or '.join(term.targets)}, and the targets of the data are {problem.name}; "
-                "take ProblemLoss, which is the loss of the data's own problem."
+                f"{' or '.join(term.targets)}, and the targets of the data are {problem.name}; use "
+                "ProblemLoss, which is the loss of the data's own problem."
             )
 
 
@@ -149,14 +149,14 @@ def check_whole(objective: Objective) -> None:
     for term in terms:
         if term.only_in:
             raise InputError(
-                f"the objective has {type(term).__name__}, which is {term.only_in}'s own: clients "
-                f"of other methods lack what it needs. {_advise_loss()}"
+                f"the objective has {type(term).__name__}, which belongs to {term.only_in}: "
+                f"clients of other methods do not have what it needs. {_advise_loss()}"
             )
     if not any(term.is_loss for term in terms):
         names = " + ".join(f"{type(term).__name__}()" for term in terms)
         raise InputError(
-            f"the objective is {names}, which learns nothing from the targets: it is only added "
-            f"to a loss, in Python, as ProblemLoss() + {names}. {_advise_loss()}"
+            f"the objective is {names}, which does not use the targets: it can only be added to a "
+            f"loss, in Python, as ProblemLoss() + {names}. {_advise_loss()}"
         )
 
 
@@ -167,7 +167,7 @@ def _advise_loss() -> str:
         # Sum is made with +, not by its name.
         if cls.__module__ == __name__ and cls.is_loss and cls is not Sum:
             names.append(cls.__name__)
-    return f"With --set, objective must be {' or '.join(names)}."
+    return f"With --set, objective must be one of {', '.join(names)}."
 
 
 @dataclass(frozen=True)

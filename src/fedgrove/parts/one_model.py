@@ -1,7 +1,7 @@
 """One model for all clients: the state, the tasks and the mean that many methods share.
 
 Methods of one model differ in how clients train and in what stays on the client; what the server
-does stands here once, as functions of the state.
+does is here once, as functions of the state.
 """
 
 from __future__ import annotations

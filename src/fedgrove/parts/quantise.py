@@ -124,6 +124,7 @@ class UniformQuantiser:
         return _map_floats(tree, lambda x: self._layer(x, draw))
 
     def _layer(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
+        """Quantise one layer of an update to evenly spaced levels."""
         levels = (1 << (self.bits - 1)) - 1
         step = x.abs().max().double() / levels
         # Nothing to round, and no division by 0. No number is drawn for such a layer.
@@ -155,6 +156,7 @@ class TopK:
         return _map_floats(tree, self._layer)
 
     def _layer(self, x: Tensor) -> Tensor:
+        """Keep the largest values of one layer of an update."""
         kept = max(1, round(self.density * x.numel()))
         return trees.where(largest(x, kept), x)
 
@@ -172,6 +174,7 @@ class Sign:
         return _map_floats(tree, self._layer)
 
     def _layer(self, x: Tensor) -> Tensor:
+        """Quantise one layer of an update to signs times a magnitude."""
         # The mean in double precision: in the layer's own, a sum of many values would lose digits.
         return x.sign() * x.double().abs().mean().to(x.dtype)
 
@@ -189,6 +192,7 @@ class Ternary:
         return _map_floats(tree, lambda x: self._layer(x, draw))
 
     def _layer(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
+        """Quantise one layer of an update to three values, without bias."""
         m = x.abs().max()
         # u < |x| / m, multiplied by m: a layer of zeros needs no division. A strict comparison and
         # u < 1: a value of 0 stays 0, and the largest is always kept.

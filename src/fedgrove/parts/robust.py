@@ -86,9 +86,9 @@ class CollectedTrees:
 class Median:
     r"""The coordinate-wise median :math:`w_j = \mathrm{med}_k\, w_{kj}` (Yin et al. 2018, Alg. 1).
 
-    Of an even number of clients, the mean of the two in the middle. Clients count alike, whatever
-    their weight. As long as fewer than half of the clients that have a coordinate lie, it stays
-    between the honest values.
+    Of an even number of clients, the mean of the two in the middle. Clients have equal weight,
+    whatever their weight. As long as fewer than half of the clients that have a coordinate lie, it
+    stays between the honest values.
 
     >>> average = Median().start()
     >>> for w in (1.0, 2.0, 1e30):
@@ -108,9 +108,9 @@ class TrimmedMean:
 
     Of c clients that have a coordinate, :math:`\lfloor \beta c \rfloor` are cut on each side and
     the mean is of the rest: :math:`\beta` -> ``share``, below 1/2, so that somebody is left.
-    Clients count alike, whatever their weight. If no more lie than are cut on a side, it stays
-    between the honest values. Where :math:`c < 1/\beta` no client is cut and one liar is enough:
-    use a larger share then, or :class:`Median`.
+    Clients have equal weight, whatever their weight. If no more lie than are cut on a side, it
+    stays between the honest values. Where :math:`c < 1/\beta` no client is cut and one liar is
+    enough: use a larger share then, or :class:`Median`.
 
     >>> average = TrimmedMean(0.25).start()
     >>> for w in (1.0, 2.0, 4.0, 1e30):
@@ -195,8 +195,8 @@ class MultiKrum:
     Of n clients, :math:`f = \lfloor` ``liars`` :math:`n \rfloor` are taken to lie. A client's score
     is the sum of its squared distances to the nearest :math:`n - f - 2` others; the ``keep``
     clients of lowest score are averaged, and all that score as low as the last of them. Clients
-    count alike, whatever their weight. If no more than f lie, whoever is kept is near to an honest
-    client, at most :math:`\sqrt{n - f}` times as far as honest clients are from each other.
+    have equal weight, whatever their weight. If no more than f lie, whoever is kept is near to an
+    honest client, at most :math:`\sqrt{n - f}` times as far as honest clients are from each other.
 
     Differs from the paper: that requires :math:`n \ge 2f + 3`. In smaller groups the nearest f
     others are counted, so that f liars side by side are still far from an honest client. Where
@@ -386,7 +386,7 @@ def parameters(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def statistics(tree: Mapping[str, Tensor]) -> Tree:
-    """Robust averages: all leaves that are no parameters: running statistics, whole numbers."""
+    """Robust averages: all leaves that are not parameters: running statistics, whole numbers."""
     return {name: leaf for name, leaf in tree.items() if not is_parameter(name, leaf)}
 
 

@@ -1,6 +1,6 @@
-"""How much a weight matters: ``Score(params) -> Tree``, larger is more; and scores as they travel.
+"""How much a weight matters: ``Score(params) -> Tree``, larger is more; scores as they are sent.
 
-They travel in 16 bits, under names that the ledger counts as scores.
+They are sent in 16 bits, under names that the ledger counts as scores.
 """
 
 from __future__ import annotations

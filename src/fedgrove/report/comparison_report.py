@@ -129,7 +129,7 @@ def headline(groups: Sequence[Group]) -> str:
     >>> two = {"group": "ditto", "method": "ditto", "accuracy_mean": 0.75, "seeds": [0]}
     >>> more = {"bytes_up": 1, "bytes_down": 1, "finetune_epochs": 0}
     >>> print(headline([{**one, **more}, {**two, **more}]).partition("; ")[0])
-    ditto serves clients best: 75.0 % accuracy on average before fine-tuning
+    ditto has the best score: 75.0 % accuracy on average before fine-tuning
     """
     groups = [group for group in groups if "task" not in group]
     metrics = {Scores.from_summary(group).metric for group in groups}
@@ -150,7 +150,7 @@ def headline(groups: Sequence[Group]) -> str:
     if scores.share:
         score += f" {scores.metric}"
     when = _describe_common(map(itemgetter("finetune_epochs"), groups))
-    text = f"{best['group']} serves clients best: {score} on average {when}; {listed}."
+    text = f"{best['group']} has the best score: {score} on average {when}; {listed}."
     for group in ranked[1:]:
         if group["method"] == "fedavg" and _mebibytes(group):
             share = tables.format_percent(_mebibytes(best) / _mebibytes(group))
@@ -210,7 +210,9 @@ class _Section:
         drawn = [self._draw_bars()]
         if len(self.groups) > 1:
             costs = list(map(_mebibytes, self.groups))
-            drawn.append(self._draw_front("bytes", "MiB sent in all, both ways", costs, log=True))
+            drawn.append(
+                self._draw_front("bytes", "MiB sent in total, both directions", costs, log=True)
+            )
         if "task" in self.groups[0]:
             return drawn
         for key, what, x_title in OTHER_COSTS:

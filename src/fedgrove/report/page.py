@@ -65,7 +65,7 @@ def check_place(
     if not path.parent.is_dir():
         raise InputError(
             f"{option} is '{path}', and there is no folder '{path.parent}'; "
-            "make it or name another file."
+            "create it or name a different file."
         )
     check(not path.is_dir(), option, str(path), "a file, and this is a folder")
     allowed = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
@@ -79,7 +79,7 @@ def check_place(
     if path.exists() and not force and not _begins_with(path, mark):
         give = "--force" if option.startswith("--") else "force=True"
         raise InputError(
-            f"{option} is '{path}', which exists and was not written by fedgrove; name another "
+            f"{option} is '{path}', which exists and was not written by fedgrove; name a different "
             f"file, or give {give} to replace it."
         )
 
@@ -220,7 +220,9 @@ class Page:
 
     def figures(self, *charts: Chart) -> None:
         """Add charts: the old name of :meth:`charts`, for one release."""
-        message = "Page.figures is now Page.charts; the old name goes with the next release."
+        message = (
+            "Page.figures is now Page.charts; the old name will be removed in the next release."
+        )
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         self.charts(*charts)
 
@@ -254,7 +256,7 @@ class Page:
 
         Args:
             path: The file, whose name ends with .html (:func:`check_place`).
-            force: Replace a file that is no page of fedgrove.
+            force: Replace a file that fedgrove did not write.
         """
         check_place(path, "path", force=force)
         unfinished = path.with_name(path.name + ".part")
@@ -276,7 +278,7 @@ def write_if_possible(
     Args:
         make_page: Makes the page.
         path: The file.
-        force: Replace a file that is no page of fedgrove.
+        force: Replace a file that fedgrove did not write.
         quiet: Do not warn.
 
     Returns:

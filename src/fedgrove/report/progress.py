@@ -219,7 +219,8 @@ class RunStatus:
     data: str
     state: str
     """``waiting`` for the first round, ``training``, ``scoring`` after the last one, ``finished``,
-    ``failed`` (a run of a sweep), or ``stopped``: no process trains it, and it has no result."""
+    ``failed`` (a run of a sweep), or ``stopped``: no process is training it, and it has no
+    result."""
     round: int = 0
     rounds: int = 0
     bytes: int = 0
@@ -266,9 +267,9 @@ def describe_end(status: RunStatus) -> str:
     if status.state == "failed":
         return f"{status.path} failed after {status.round} rounds: {status.why}"
     return (
-        f"{status.path} was stopped after {status.round} of {status.rounds} rounds: no process "
-        "trains it, and it has no result. It was killed, interrupted or failed. "
-        f"Go on with: fedgrove resume {status.path}"
+        f"{status.path} was stopped after {status.round} of {status.rounds} rounds: no process is "
+        "training it, and it has no result. It was killed, interrupted or failed. Continue with: "
+        f"fedgrove resume {status.path}"
     )
 
 

@@ -117,7 +117,7 @@ def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
     if costs:
         text += f", with {' and '.join(costs)}"
     if not is_compared:
-        text += f"; {tables.format_bytes(sent)} were sent in all"
+        text += f"; {tables.format_bytes(sent)} were sent in total"
     return f"{text}."
 
 
@@ -327,7 +327,7 @@ class _Report:
             y = self.scores.factor * ranked[ranks]
             series.append(Series(name, x, y, len(series), size=_dot_size(len(x))))
         return charts.draw_xy(
-            "Clients from the worst to the best",
+            "Clients from worst to best",
             series,
             "% of clients",
             self.scores.name,
@@ -352,7 +352,7 @@ class _Report:
         return {key: name for key, name in columns.items() if key in known}
 
     def group_charts(self) -> list[Chart]:
-        """Draw the score of each group, and how alike the clients' models are."""
+        """Draw the score of each group, and the similarity of the clients' models."""
         drawn = []
         if 1 < len(self.groups) <= MOST_BARS and not self.is_mixed:
             means = {}
@@ -376,7 +376,7 @@ class _Report:
             names = self.record.similar
             drawn.append(
                 charts.draw_heat_map(
-                    "How alike clients' models are",
+                    "Similarity of clients' models",
                     self.record.similarity,
                     names,
                     names,

@@ -142,11 +142,13 @@ def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str,
 
 
 def _metric(summary: Mapping[str, Any]) -> str:
+    """Return the metric of a summary in a table of seeds."""
     # Early summaries did not name their metric: it was accuracy.
     return str(summary.get("metric") or "accuracy")
 
 
 def _mean(runs: Mapping[int, Summary], key: str) -> float:
+    """Return the mean of a number over the seeds of a group of runs."""
     # fmean sums exactly: the mean does not depend on the order in which the seeds finished.
     return statistics.fmean(run[key] for run in runs.values())
 
@@ -457,7 +459,7 @@ def write_paper_table(
         groups: The rows.
         path: The file: .md, .tex or .csv.
         option: What the path is called in an error message.
-        force: Replace a file that is no such table.
+        force: Replace a file that is not such a table.
     """
     writers = {".csv": csv_table, ".tex": latex_table, ".md": markdown_table}
     # The ending is checked below; any table will do until then.

@@ -83,7 +83,7 @@ def read_curve(
         if scores.mean is None:
             continue
         if "virtual_clock" not in line:
-            raise InputError(f"{run} was trained before there was a clock; run it again.")
+            raise InputError(f"{run} was trained by a version without a clock; run it again.")
         last = scores
         points.append(Point(line["round"], line["virtual_clock"], scores.mean, up, down))
     if not points:
@@ -112,7 +112,7 @@ def common_target(curves: Sequence[Curve], wanted: float | None = None) -> float
             )
     if wanted is not None:
         if first.share:
-            check(0 < wanted <= 1, "--to", wanted, f"a share, as 0.9 for 90 % {first.metric}")
+            check(0 < wanted <= 1, "--to", wanted, f"a share, such as 0.9 for 90 % {first.metric}")
         check(math.isfinite(wanted), "--to", wanted, "a number")
         return wanted
     best = [each.best for each in curves]
@@ -147,7 +147,7 @@ def find_times(curves: Sequence[Curve], wanted: float | None = None) -> dict[str
     return {
         "metric": curves[0].scores.metric,
         "to": target,
-        "chosen": "the best that all reach" if wanted is None else "given",
+        "chosen": "the highest that all reach" if wanted is None else "given",
         "runs": runs,
         "groups": list(starmap(_average_times, times.items())),
     }
@@ -249,6 +249,7 @@ def _make_rows(
 
 
 def _explain(found: Mapping[str, Any]) -> str:
+    """Return the line below a table of times to a target."""
     target = found["chosen"].replace("given", "the given one")
     return (
         f"The target is {target}; scores are means over clients, before fine-tuning, at the rounds "

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, MethodError
 from ..renamed import read_tables
 from ..trees import Tree
 from . import schemas
@@ -45,7 +45,8 @@ def state_to_json(
         stand_in: May return what replaces a mapping within a mapping, ``{"file": name}``, or None.
 
     Raises:
-        TypeError: The state has a value of another type than :class:`fedgrove.core.State` allows.
+        MethodError: The state has a value of a type that :class:`fedgrove.core.State` does not
+            allow.
     """
     # The most frequent case first: a state may have a few numbers for every client.
     if type(value) in _PLAIN:
@@ -93,10 +94,10 @@ def _refuse_dataclass(item: Any) -> None:
         raise _not_allowed(item)
 
 
-def _not_allowed(value: Any) -> TypeError:
-    return TypeError(
-        f"a method's state holds a {type(value).__name__}; it may hold numbers, strings, tensors "
-        "and plain containers"
+def _not_allowed(value: Any) -> MethodError:
+    return MethodError(
+        f"the method's state contains a {type(value).__name__}; it may contain numbers, strings, "
+        "tensors and tuples, lists and dictionaries of these."
     )
 
 
@@ -115,7 +116,7 @@ def state_from_json(
         read: Returns the tree of a file that a ``stand_in`` named.
 
     Raises:
-        InputError: The state has other fields than ``like``: another version wrote it.
+        InputError: The state differs from ``like`` in its fields: a different version wrote it.
     """
     if not isinstance(plain, dict):
         return plain
@@ -135,7 +136,7 @@ def state_from_json(
             initial = getattr(like, name)
             fields[name] = state_from_json(value, tensors, initial, read)
             if not _is_alike(fields[name], initial):
-                raise ValueError(f"{name} of the state has another type than at the beginning")
+                raise ValueError(f"{name} of the state has a different type than at the start")
         return dataclasses.replace(like, **fields)
     if kind == "pairs":
         pairs = {}
@@ -173,9 +174,9 @@ def _check_fields(body: Mapping[str, Any], like: Any) -> None:
     different = sorted(known ^ body.keys())
     if different:
         raise InputError(
-            "the checkpoint is of another version of fedgrove or of the method: its state and "
-            f"this one's differ in {', '.join(different)}; resume it with the version that wrote "
-            "it, or run it again."
+            "the checkpoint was written by a different version of fedgrove or of the method: the "
+            f"states differ in {', '.join(different)}; resume it with the version that wrote it, "
+            "or run it again."
         )
 
 

@@ -23,7 +23,7 @@ from ..errors import FedgroveError, InputError, UnfitError, list_some
 from ..parts.objective import Objective, check_fits, check_whole
 from ..problems import Metric, MixedProblem, Problem, client_marks, restrict_outputs
 from ..trees import Tree
-from .guard import describe_error, explain_errors
+from .guard import check_state, describe_error, explain_errors
 from .per_task import states_by_task
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ PARTLY = 0.5
 
 
 def check_fit(run: Run) -> None:
-    """Check before a run that the method accepts the network: let it make its first state.
+    """Check a run before its first round: its method must accept its network.
 
     What it refuses is refused with both names.
     """
@@ -46,7 +46,8 @@ def check_fit(run: Run) -> None:
         _check_training(run)
         _check_finetuning(run)
         with explain_errors(run.method, "init"):
-            _ = run.initial_state
+            state = run.initial_state
+        check_state(run.method, "init", state)
     except UnfitError as error:
         method = methods.name_of(run.method)
         raise InputError(f"{method} cannot be used with net {_net_name(run)}: {error}") from None
@@ -80,7 +81,7 @@ def _check_finetuning(run: Run) -> None:
     if isinstance(run.method, WithPrediction) and not names_tree and max(run.finetune) > 0:
         raise InputError(
             f"finetune is {','.join(map(str, run.finetune))}; {methods.name_of(run.method)} "
-            "predicts in its own way, and does not say what to fine-tune for that. Give 0, or the "
+            "has its own way to predict, and does not name what to fine-tune. Give 0, or give the "
             'method the name of a tree of its carry: tuned = "model".'
         )
 
@@ -111,31 +112,31 @@ def make_notes(run: Run, state: Any, density: float | None) -> list[str]:
         head = ", its head from scratch" if run.origin.body else ""
         notes.append(
             f"{name} started from the weights in {run.origin.path}{head}; every device has them, "
-            "and what it took to bring them there is not counted"
+            "and sending them is not counted"
         )
     starts_trained = isinstance(run.method, WithTrainedStart) and run.method.starts_trained
     if run.origin is None and starts_trained:
         notes.append(
-            f"{methods.name_of(run.method)} started from scratch, its paper from trained weights: "
-            "no init= was given"
+            f"{methods.name_of(run.method)} started from scratch, but its paper starts from "
+            "trained weights: no init= was given"
         )
     if layout.frozen:
         why = f"freeze={run.frozen:g}" if run.frozen else "requires_grad=False"
         notes.append(
-            f"{list_some(layout.frozen)} of {name} are frozen ({why}): they stay as they are and "
-            "are not sent"
+            f"{list_some(layout.frozen)} of {name} are frozen ({why}): they do not change and are "
+            "not sent"
         )
     if run.frozen and run.origin is None:
         notes.append(f"the frozen layers of {name} are random: no init= was given")
     if layout.state:
         notes.append(
-            f"{list_some(layout.state)} of {name} change in its forward pass: every call begins "
-            "with the values from before training, since one module serves all clients"
+            f"{list_some(layout.state)} of {name} change in its forward pass: every call starts "
+            "from the values before training, because all clients share one module"
         )
     is_pruned = density is not None and density < 1
     if is_pruned and layout.never_pruned:
         notes.append(
-            f"{list_some(layout.never_pruned)} of {name} belong to no layer whose weights are "
+            f"{list_some(layout.never_pruned)} of {name} are not in a layer whose weights are "
             "pruned: they stay dense, and density does not count them"
         )
     notes += _note_channels(run, state)
@@ -163,7 +164,7 @@ def _note_channels(run: Run, state: Any) -> list[str]:
     makers = list_some([group.name for group in groups])
     return [
         f"channels can be removed from {makers} only: {1 - share:.0%} of the parameters of "
-        f"{_net_name(run)} are in no channel, and stay in every model"
+        f"{_net_name(run)} are not in a removable channel, and are kept in every model"
     ]
 
 
@@ -252,8 +253,9 @@ def _try_problem(run: Run, problem: Problem, client: ClientData, task: int | Non
         is_random = not torch.equal(number, again[what])
         if has_other_shape or not (is_random or _are_close(number[: SIZES[0]], few[what])):
             raise InputError(
-                f"{what} of an example changes with the other examples of its batch; it must be "
-                f"the example's own, since batches may be filled up. {_show_shapes(outputs, y)}"
+                f"{what} of an example changes with the other examples of its batch; it must "
+                "depend only on the example, because batches may be padded. "
+                f"{_show_shapes(outputs, y)}"
             )
 
 
@@ -334,8 +336,7 @@ def _check_tensor(what: str, numbers: Any, outputs: Tensor, y: Tensor) -> None:
     if not has_rows or numbers.is_complex():
         raise InputError(
             f"{what} gives {numbers.dtype} of shape {tuple(numbers.shape)} for {len(y)} examples; "
-            f"it must give a real number for each, ({len(y)},): no mean over them, which the "
-            "library takes."
+            f"it must give a real number for each, ({len(y)},): the library takes their mean."
         )
     # Of inputs that are not finite nothing else can be expected.
     is_finite = bool(torch.isfinite(numbers).all())
@@ -348,8 +349,9 @@ def _check_tensor(what: str, numbers: Any, outputs: Tensor, y: Tensor) -> None:
 
 def _show_shapes(outputs: Tensor, y: Tensor) -> str:
     return (
-        f"Here outputs are {tuple(outputs.shape)} and y is {tuple(y.shape)}: bring them to one "
-        "shape, as with y.reshape(outputs.shape), and take the mean over an example's own numbers."
+        f"Here outputs are {tuple(outputs.shape)} and y is {tuple(y.shape)}: give them one shape, "
+        "for example with y.reshape(outputs.shape), and take the mean over the numbers of one "
+        "example."
     )
 
 

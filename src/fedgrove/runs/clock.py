@@ -6,8 +6,8 @@ report over its uplink. Where the federation has a trace, bytes are integrated o
 virtual second at which they begin to flow. An exchange lasts as long as its slowest client, or to
 the deadline where somebody missed it.
 
-No method sees the clock, and without a deadline it changes no result. Scoring and the final
-fine-tuning take no time on it.
+Without a deadline the clock changes no result, except for methods that follow a trace. Scoring and
+the final fine-tuning take no time on it.
 """
 
 from __future__ import annotations
@@ -178,11 +178,16 @@ class Stopwatch:
             return deadline
         return 0.0 if self._slowest is None else self._slowest[1].total
 
+    @property
+    def end(self) -> float:
+        """The virtual second in which the exchange ends, as it is written."""
+        return round(self._start + self.seconds, DIGITS)
+
     def to_line(self) -> dict[str, Any]:
         """Return the entries of a line of metrics.jsonl about virtual time."""
         parts: dict[str, Any] = {
             "virtual_seconds": round(self.seconds, DIGITS),
-            "virtual_clock": round(self._start + self.seconds, DIGITS),
+            "virtual_clock": self.end,
         }
         if self._slowest is not None:
             client, taken = self._slowest
@@ -240,7 +245,7 @@ def make_notes(run: Run, end: float) -> list[str]:
         return []
     return [
         f"the trace ended before the run for {len(ended)} of {len(run.federation.ids)} clients, "
-        f"the first at {min(ended):g} s of {end:.4g} s: they kept their last bandwidth"
+        f"the first at {min(ended):g} s of {end:.4g} s: their last bandwidths stayed in effect"
     ]
 
 

@@ -10,25 +10,25 @@ from ..errors import InputError, check, unknown
 from ..renamed import find_old_names
 
 FAULT_KINDS = {
-    "crash": "the client gets its task and fails at once",
+    "crash": "the client gets its task and fails immediately",
     "late": "the client does its work, and the answer comes too late",
     "silent": "the answer never comes, without an error",
     "nan": "a value of the report is NaN",
     "inf": "a value of the report is infinite",
     "huge": "a value of the report is 1e30",
     "scale": "the update is multiplied by 1000",
-    "flip": "the update's sign is turned",
-    "duplicate": "the report comes twice",
-    "impostor": "the report names another client",
+    "flip": "the sign of the update is flipped",
+    "duplicate": "the report is sent twice",
+    "impostor": "the report names a different client",
     "examples": "the report claims a thousand times the client's examples",
     "metrics": "the report's numbers are NaN",
-    "memory": "the report names a version of memory that is not there",
-    "rename": "a packet has another name",
+    "memory": "the report names a version of memory that does not exist",
+    "rename": "a packet has a wrong name",
     "tensor": "a tensor of a packet is missing",
-    "shape": "a tensor has another shape",
+    "shape": "a tensor has a wrong shape",
     "dtype": "a tensor is complex",
-    "none": "a packet holds no values",
-    "mask": "a packet has a mask that was not requested, or lacks its own",
+    "none": "a packet contains no values",
+    "mask": "a packet has a mask that was not requested, or lacks its mask",
     "garbage": "the answer is not a report at all",
 }
 """What can go wrong with a task, by the word of ``--faults``."""
@@ -65,7 +65,7 @@ class Faults:
                 share = float(number)
             except ValueError:
                 raise InputError(
-                    f"faults is '{text}'; it must be kinds with their probabilities, as "
+                    f"faults is '{text}'; it must be kinds with their probabilities, such as "
                     "crash=0.1,late=0.2."
                 ) from None
             if kind in shares:

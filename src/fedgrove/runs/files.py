@@ -148,7 +148,7 @@ def read_bytes(path: Path) -> bytes:
         raise DamageError(f"{path} cannot be read: {reason}; {_RESTORE}") from None
 
 
-def damaged(path: Path, why: str = "it is not what was written") -> DamageError:
+def damaged(path: Path, why: str = "its content has changed") -> DamageError:
     """Return the error for a file of a run folder that can be read but is wrong."""
     return DamageError(f"{path} is damaged: {why}; {_RESTORE}")
 
@@ -270,8 +270,8 @@ def read_listed(folder: Path, name: str, checksums: Mapping[str, str]) -> bytes:
 def folder_exists(path: Path) -> InputError:
     """Return the error for a run folder that exists already."""
     return InputError(
-        f"the run folder {path} exists; runs are never overwritten. "
-        f"Give another --out, or resume it with: fedgrove resume {path}"
+        f"the run folder {path} exists; runs are never overwritten. Give a different --out, or "
+        f"resume it with: fedgrove resume {path}"
     )
 
 

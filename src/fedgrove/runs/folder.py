@@ -171,7 +171,7 @@ class RunFolder:
         return summary
 
     def _check_against_checkpoint(self, summary: Mapping[str, Any], path: Path) -> None:
-        """Refuse a summary of another run than the checkpoint that is kept next to it."""
+        """Refuse a summary of a run other than that of the checkpoint that is kept next to it."""
         # A finished run needs no checkpoint: one that is gone or damaged refuses nothing.
         manifest = find_manifest(self._latest)
         if manifest is None:
@@ -181,7 +181,7 @@ class RunFolder:
             reason = f"rounds is {summary['rounds']}, and the checkpoint is of round {done}"
             raise damaged(path, reason)
         if manifest.content["config"] != self._config_checksum():
-            raise damaged(path, f"{self._latest} is of a run with another config.toml")
+            raise damaged(path, f"{self._latest} belongs to a run with a different config.toml")
 
     # ---- metrics ---------------------------------------------------------------------------------
 
@@ -419,8 +419,8 @@ class RunFolder:
             # A run that was killed in its first exchange may have logged that one.
             if len(lines) > 1:
                 raise DamageError(
-                    f"{self._latest} is missing, and {self._metrics_path} is not of a run that "
-                    "has just begun; restore the folder from a copy, or run it again."
+                    f"{self._latest} is missing, and {self._metrics_path} is not that of a run "
+                    "that has just begun; restore the folder from a copy, or run it again."
                 )
             manifest, committed = None, b""
         else:
@@ -439,17 +439,17 @@ class RunFolder:
             latest_is_damaged = error
         if not self._previous.exists():
             raise DamageError(
-                f"{latest_is_damaged} There is no checkpoint before it. Nothing was changed."
+                f"{latest_is_damaged} There is no previous checkpoint. Nothing was changed."
             ) from None
         try:
             manifest, committed = self._check_manifest(self._previous, lines)
         except DamageError as error:
-            reason = f"The checkpoint before it cannot be used either: {error}"
+            reason = f"The previous checkpoint cannot be used either: {error}"
             if str(error) == str(latest_is_damaged):
-                reason = "The checkpoint before it needs that file too."
+                reason = "The previous checkpoint needs that file too."
             raise DamageError(f"{latest_is_damaged} {reason} Nothing was changed.") from None
         warnings.warn(
-            f"{latest_is_damaged} The run goes on from the checkpoint before, of round "
+            f"{latest_is_damaged} The run continues from the previous checkpoint, of round "
             f"{manifest.content['round']}.",
             FolderWarning,
             stacklevel=2,
@@ -462,7 +462,9 @@ class RunFolder:
         """Read a manifest; all its files, and the metrics that it counts, are what was written."""
         manifest = read_manifest(path)
         if manifest.content["config"] != self._config_checksum():
-            raise damaged(path, f"it is of a run with another config.toml than {self.path}")
+            raise damaged(
+                path, f"it belongs to a run with a different config.toml, not to {self.path}"
+            )
         for name in sorted(manifest.files):
             files.read_named(self._checkpoint, name)
         return manifest, self._check_lines(lines, manifest)
@@ -496,7 +498,7 @@ class RunFolder:
             previous = find_manifest(self._previous)
             if previous is None:
                 raise
-            warnings.warn(f"{error} The one before is used.", FolderWarning, stacklevel=2)
+            warnings.warn(f"{error} The previous checkpoint is used.", FolderWarning, stacklevel=2)
             return previous
 
     # ---- results ---------------------------------------------------------------------------------

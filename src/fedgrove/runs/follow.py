@@ -56,6 +56,7 @@ class Follower:
         self._begin()
 
     def _begin(self) -> None:
+        """Forget the lines of a followed run's metrics.jsonl that were read."""
         self._offset = 0
         self._end = b""
         # Not all lines: a run may have a hundred thousand.
@@ -157,6 +158,7 @@ class Follower:
         return seconds / done * max(0, self._rounds - self._round)
 
     def _summary(self) -> dict[str, Any] | None:
+        """Return the summary of a followed run, if it is finished."""
         file = self.path / "summary.json"
         try:
             summary: dict[str, Any] = parse_json(read_bytes(file), file)

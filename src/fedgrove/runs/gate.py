@@ -19,15 +19,15 @@ from ..parts.robust import is_parameter
 from .files import is_plain_name
 
 REFUSALS = {
-    "malformed": "it is no report, or its parts are not what a report is made of",
-    "client": "it names another client than the one that was asked",
-    "duplicate": "the task was answered before, or never sent",
-    "examples": "it claims other examples than the client enrolled with",
-    "memory": "it names a version of the client's memory that this task cannot have made",
-    "metrics": "a number is missing, not finite or out of its range",
-    "packets": "it holds other packets than the task asks for",
-    "tensors": "a packet holds other tensors, types or shapes than the task asks for",
-    "mask": "a packet has another mask than the task asks for, or values outside it",
+    "malformed": "it is not a report, or its parts have the wrong types",
+    "client": "it names a client other than the client of the task",
+    "duplicate": "the task was already answered, or never sent",
+    "examples": "it claims a number of examples that differs from the client's enrolment",
+    "memory": "it names a version of the client's memory that this task cannot have created",
+    "metrics": "a number is missing, not finite or out of range",
+    "packets": "its packets differ from those that the task requests",
+    "tensors": "the tensors of a packet differ from the requested ones in name, type or shape",
+    "mask": "the mask of a packet differs from the requested mask, or a value is outside it",
     "not finite": "a value is not finite",
     "too long": "the update is far longer than those of recent rounds",
 }
@@ -136,11 +136,13 @@ def _check_report(
     client = f"client {task.to}"
     if not isinstance(report, Report):
         kind = type(report).__name__
-        return Refusal("malformed", f"{client} answered with a {kind}, which is no report.")
+        return Refusal("malformed", f"{client} answered with a {kind}, which is not a report.")
     if report.of != task.to:
-        return Refusal("client", f"{client} was asked, and the report is of client {report.of}.")
+        return Refusal(
+            "client", f"{client} was given the task, but the report names client {report.of}."
+        )
     if report.memory is not None and not is_plain_name(report.memory):
-        return Refusal("malformed", f"{client} names {report.memory!r} as what it remembers.")
+        return Refusal("malformed", f"{client} names {report.memory!r} as its memory.")
     if report.examples != info.examples:
         return Refusal(
             "examples",
@@ -176,7 +178,7 @@ def _check_metrics(metrics: Mapping[str, float], expected: ExpectedReport) -> st
             return f"{name} = {number}, which is not finite."
     for name in expected.metrics:
         if name not in metrics:
-            return f"no {name}, which the answer must hold."
+            return f"no {name}, which the answer must contain."
     for name, (lowest, highest) in {**expected.metrics, **expected.optional}.items():
         if name in metrics and not lowest <= metrics[name] <= highest:
             return f"{name} = {metrics[name]:g}; it must be between {lowest:g} and {highest:g}."
@@ -190,12 +192,12 @@ def _check_packet(
     if list(packet.values) != list(form.tensors):
         one_sided = sorted(packet.values.keys() ^ form.tensors.keys())
         what = f"{', '.join(one_sided)} on one side only" if one_sided else "another order"
-        return Refusal("tensors", f"other tensors than were asked for: {what}.")
+        return Refusal("tensors", f"tensors that differ from the requested ones: {what}.")
     for name, (dtype, shape) in form.tensors.items():
         leaf = packet.values[name]
         is_dense = isinstance(leaf, Tensor) and leaf.layout is torch.strided
         if not is_dense:
-            return Refusal("tensors", f"something else than a dense tensor in {name}.")
+            return Refusal("tensors", f"something other than a dense tensor in {name}.")
         if leaf.dtype != dtype or tuple(leaf.shape) != shape:
             return Refusal(
                 "tensors",
@@ -227,10 +229,10 @@ def _check_mask(packet: Packet, form: ExpectedPacket) -> str | None:
     if form.mask is None:
         return "a mask where it must have none."
     if form.mask != "own" and not is_same_mask(mask, form.mask):
-        return "another mask than it was sent."
+        return "a mask that differs from the one it was sent."
     for name, kept in mask.items():
         if name not in form.tensors:
-            return f"a mask of {name}, which it does not hold."
+            return f"a mask of {name}, which it does not contain."
         if kept.dtype != torch.bool or tuple(kept.shape) != form.tensors[name][1]:
             return f"a mask of {kept.dtype} and shape {tuple(kept.shape)} in {name}."
         # What lies outside a mask is not sent, so it must not count where nothing is sent either.

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import methods
-from ..core import AnyMethod, WithServerMetrics
+from ..core import AnyMethod, Task, WithServerMetrics
 from ..errors import FedgroveError, MethodError
 from ..nets.user_files import find_user_file
 from .per_task import states_by_task
@@ -93,7 +93,7 @@ def describe_error(error: BaseException) -> str:
     try:
         lines = str(error).strip().splitlines()
     except Exception:
-        lines = ["an error that cannot say what it is"]
+        lines = ["an error without a description"]
     text = lines[0] if lines else "no reason given"
     if len(text) > LONGEST_ERROR:
         text = f"{text[:LONGEST_ERROR]} ..."
@@ -111,10 +111,30 @@ def describe_error(error: BaseException) -> str:
 
 def check_state(method: AnyMethod, function: str, state: Any) -> None:
     """Refuse a run whose method returns no state, for example None."""
-    if not hasattr(state, "round"):
+    _check_returned(method, function, state, hasattr(state, "round"), "a state, which has a round")
+
+
+def check_planned(method: AnyMethod, planned: Any) -> None:
+    """Refuse a plan that is no list of tasks, for example None."""
+    _check_returned(method, "plan", planned, isinstance(planned, Iterable), "a list of tasks")
+
+
+def check_sent(method: AnyMethod, task: Task) -> None:
+    """Refuse a task with something else than packets by name, for example None."""
+    if not isinstance(task.send, Mapping):
         raise MethodError(
-            f"{methods.name_of(method)}: {function} gives a {type(state).__name__}; it must return "
-            "the next state, which has a round."
+            f"{methods.name_of(method)}: a task sends a {type(task.send).__name__}; deliver and "
+            "plan must give packets by name, as in {'model': Packet(tree)}."
+        )
+
+
+def _check_returned(
+    method: AnyMethod, function: str, returned: Any, is_right: bool, what: str
+) -> None:
+    if not is_right:
+        raise MethodError(
+            f"{methods.name_of(method)}: {function} gives a {type(returned).__name__}; it must "
+            f"return {what}."
         )
 
 
@@ -140,7 +160,10 @@ def _find_server_metrics(method: AnyMethod) -> str:
     # The old name; goes with the next release (:mod:`fedgrove.renamed`).
     if callable(getattr(method, "figures", None)):
         name = methods.name_of(method)
-        message = f"{name}: figures is now server_metrics; the old name goes with the next release."
+        message = (
+            f"{name}: figures is now server_metrics; the old name will be removed in the next "
+            "release."
+        )
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return "figures"
     return ""
@@ -150,11 +173,8 @@ def _call_server_metrics(method: AnyMethod, function: str, state: Any) -> dict[s
     """Return the numbers of one state, after checking that they are numbers."""
     with explain_errors(method, function):
         given = getattr(method, function)(state)
-    if not isinstance(given, Mapping):
-        kind = type(given).__name__
-        raise MethodError(
-            f"{methods.name_of(method)}: {function} gives a {kind}; give a dictionary."
-        )
+    is_mapping = isinstance(given, Mapping)
+    _check_returned(method, function, given, is_mapping, "a dictionary of numbers")
     numbers = {}
     for name, value in given.items():
         try:

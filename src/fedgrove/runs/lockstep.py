@@ -87,7 +87,7 @@ class Member:
         self._start_loop(state, attempt, len(lines))
 
     def _start_loop(self, state: Any, attempt: int, number: int) -> None:
-        self._loop = rounds(self.run, state, attempt, number)
+        self._loop = rounds(self.run, state, attempt, number, lambda: self._now)
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
@@ -106,7 +106,8 @@ class Member:
         ledger = Ledger(name_of=name_tasks(self.run))
         watch = Stopwatch(self.run, self._now)
         round_before = self.exchange.state.round
-        self.exchange = self._loop.send(ledger.tally(watch.time_answers(answers)))
+        timed = self._keep_time(watch, watch.time_answers(answers))
+        self.exchange = self._loop.send(ledger.tally(timed))
         watch.check_deadline(tasks)
         round_after = self.exchange.state.round
         self.line = {
@@ -122,7 +123,6 @@ class Member:
         self.line |= self.exchange.tally.to_line()
         self.line |= watch.to_line()
         self.line |= privacy.list_messages(self.run, tasks)
-        self._now = self.line["virtual_clock"]
         self.line |= server_metrics_of(self.run.method, self.exchange.state)
         self.line |= measure_purity(self.run, self.exchange.state, round_before)
         if self.exchange.why_abandoned:
@@ -132,6 +132,14 @@ class Member:
         else:
             # The next exchange has all its attempts before it, also in a resumed run.
             self._first_attempt = 0
+
+    def _keep_time(self, watch: Stopwatch, answers: Answers) -> Answers:
+        """Yield the answers, and set the clock when all have come.
+
+        The loop plans the next exchange before it returns from this one.
+        """
+        yield from answers
+        self._now = watch.end
 
     @property
     def scores_are_due(self) -> bool:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..trees import Tree
 from .files import (
     NAME_DIGITS,
@@ -83,7 +83,8 @@ def _make_header(rows: tuple[_Row, ...]) -> tuple[bytes, tuple[str, ...]]:
         if dtype not in _RANKS:
             allowed = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
             raise TypeError(
-                f"{name} is of {dtype}, which a run's files do not hold; allowed: {allowed}"
+                f"{name} has dtype {dtype}, which the files of a run cannot contain; allowed: "
+                f"{allowed}"
             )
     # The file sorts names. Sums depend on their order to the bit, so it is kept as metadata.
     order = json.dumps([name for name, _, _ in rows])
@@ -104,7 +105,7 @@ def decode_tree(data: bytes, path: Path) -> Tree:
     """Return the tree in a run's safetensors file, in the order it was written.
 
     Raises:
-        DamageError: The content is no such file; the message names ``path``.
+        DamageError: The content is not such a file; the message names ``path``.
     """
     try:
         leaves = load(data)
@@ -115,7 +116,7 @@ def decode_tree(data: bytes, path: Path) -> Tree:
         check_content({"order": order}, TensorsHeader, path)
         return {name: leaves[name] for name in order or leaves}
     except (SafetensorError, ValueError, KeyError) as error:
-        raise damaged(path, str(error).splitlines()[0]) from None
+        raise damaged(path, first_line(error)) from None
 
 
 def write_tree(path: Path, tree: Mapping[str, Tensor]) -> None:
@@ -159,7 +160,7 @@ def join_trees(forest: Mapping[str, Mapping[str, Tensor]]) -> Tree:
     tree: Tree = {}
     for tree_name, leaves in forest.items():
         if "/" in tree_name:
-            raise ValueError(f"{tree_name!r} cannot be remembered: a name may hold no slash")
+            raise ValueError(f"{tree_name!r} cannot be stored: a name must not contain a slash")
         for name, leaf in leaves.items():
             tree[f"{tree_name}/{name}"] = leaf
     return tree
@@ -326,7 +327,7 @@ def memory_file_name(client: int | str, version: str) -> str:
     """
     if not is_plain_name(version):
         raise InputError(
-            f"{version!r} is no version of what a client remembers; one looks like "
+            f"{version!r} is not a version of a client's memory; a version looks like "
             "'12.train.0123456789abcdef'."
         )
     return f"client-{int(client):05d}.{version}.safetensors"

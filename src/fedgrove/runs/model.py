@@ -135,7 +135,7 @@ class Model:
         """
         rows, is_one = self._rows(x)
         if self.preparation.changes_nothing:
-            raise InputError(f"{self.who} standardises nothing; it takes inputs as they are.")
+            raise InputError(f"{self.who} does not standardise; it takes inputs unchanged.")
         if is_one or len(rows) < 2:
             raise InputError(
                 "you gave one example; a device's mean and deviation are those of two or more."
@@ -162,7 +162,7 @@ class Model:
         if not bool(torch.isfinite(outputs).all()):
             raise InputError(
                 f"{self.who} gives outputs that are infinite or NaN: its training diverged, or "
-                "these inputs are far from all that it was trained on."
+                "these inputs are far from its training data."
             )
         if self.allowed is not None:
             is_unknown = torch.ones(count, dtype=torch.bool)
@@ -196,7 +196,7 @@ class Model:
                 f"you gave {rows.shape}; this model takes {self._takes}{self._hint(rows.shape)}."
             )
         if not bool(np.isfinite(rows).all()):
-            raise InputError("you gave NaN or infinity among the inputs; fill or drop such rows.")
+            raise InputError("the inputs contain NaN or infinity; fill in or drop such rows.")
         return (rows[None] if is_one else rows), is_one
 
     def _named_columns(self, frame: Any) -> Array:
@@ -222,6 +222,7 @@ class Model:
 
     @property
     def _takes(self) -> str:
+        """Describe the inputs that a finished run's model takes, for an error."""
         things = {1: "rows of features", 2: "windows", 3: "images"}
         named = f"{things.get(len(self.shape), 'examples')} {self.shape}"
         meaning = {2: "channels, then samples", 3: "channels, height, width"}.get(len(self.shape))
@@ -255,6 +256,7 @@ class Model:
 
 
 def _one(answers: Array, is_one: bool) -> Any:
+    """Return the single prediction of a finished run's model, if one example was given."""
     if not is_one:
         return answers
     answer = answers[0]
@@ -319,6 +321,7 @@ def describe_clients(
 
 
 def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
+    """Return what models/preparation.json stores about a client."""
     problem = federation.problem
     entry: dict[str, Any] = {"name": federation.name_of(k)}
     data = None
@@ -367,8 +370,8 @@ def shared_model(
     if len(tasks) > 1:
         named = ", ".join(sorted(map(str, tasks)))
         raise InputError(
-            f"the model that clients share is for several tasks ({named}), which read its outputs "
-            "each in its own way; take that of a client, as result.model(0)."
+            f"the model that clients share is for several tasks ({named}), which use its outputs "
+            "in different ways; use the model of a client, such as result.model(0)."
         )
     who = f"the model that {len(entries)} clients share"
     preparations = [Preparation.from_json(entry["preparation"]) for entry in entries]
@@ -386,6 +389,7 @@ def _model(
     who: str,
     preparation: Preparation,
 ) -> Model:
+    """Make the model of a finished run's client or group."""
     first = int(entry.get("first", 0))
     count = int(entry.get("outputs", about["outputs"]))
     labels = preparation.labels

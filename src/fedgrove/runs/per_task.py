@@ -18,7 +18,17 @@ from itertools import groupby
 from typing import Any
 
 from .. import seeds
-from ..core import AnyMethod, ClientInfo, Packet, Report, Server, Setup, Task, WithServerTraining
+from ..core import (
+    AnyMethod,
+    ClientInfo,
+    Packet,
+    Report,
+    Server,
+    Setup,
+    Task,
+    WithChangingDevices,
+    WithServerTraining,
+)
 from ..errors import EngineError, InputError
 
 
@@ -70,7 +80,7 @@ class PerTask:
                 members.setdefault(task, {})[client] = setup.clients[client]
         if set(members) == {""}:
             raise InputError(
-                "per_task is given, and the clients have no tasks of their own; mix data sets "
+                "per_task is given, but the clients have no tasks; mix data sets "
                 "(fedgrove.data.mix), or leave it out."
             )
         states = {}
@@ -111,7 +121,7 @@ class PerTask:
         for task, own_reports in groupby(reports, lambda r: self.task_of(r.of, state.round)):
             if task in folded:
                 raise EngineError(
-                    f"reports of task {task!r} came apart from each other; an engine must give "
+                    f"reports of task {task!r} are not next to each other; an engine must return "
                     "answers in the order of their jobs."
                 )
             folded[task] = self.method.fold(states[task], own_reports)
@@ -132,6 +142,19 @@ class PerTask:
         for task, own in state.by_task().items():
             seed = seeds.derive(server.seed, task)
             states[task] = self.method.train_server(own, replace(server, seed=seed))
+        return chain_states(states)
+
+    def follow_devices(self, state: TaskStates, clients: Mapping[int, ClientInfo]) -> TaskStates:
+        """Let the method follow the devices of the run's clients, for each task its members."""
+        if not isinstance(self.method, WithChangingDevices):
+            return state
+        states = {}
+        for task, own in state.by_task().items():
+            members = {}
+            for client, info in clients.items():
+                if self.task_of(client, state.round) == task:
+                    members[client] = info
+            states[task] = self.method.follow_devices(own, members)
         return chain_states(states)
 
     def _due(self, state: TaskStates) -> Iterator[tuple[str, Any]]:

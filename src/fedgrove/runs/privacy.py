@@ -8,7 +8,7 @@ one vector, C the clip and z the noise multiplier; the client sends the server's
 
 Whatever a method computes before that, the message depends on the client's data through u alone.
 Anything else (numbers next to the packets, masks that a client chose, scores, signs) is refused
-(:func:`find_references`). docs/privacy.md says what this guarantees, and what it does not.
+(:func:`find_references`). docs/privacy.md describes what this guarantees, and what it does not.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Privacy:
                 numbers[name] = float(number)
             except ValueError:
                 raise InputError(
-                    f"privacy is '{text}'; it must be names with their numbers, as {EXAMPLE}."
+                    f"privacy is '{text}'; it must be names with their numbers, such as {EXAMPLE}."
                 ) from None
         for name in ("clip", "noise"):
             if name not in numbers:
@@ -136,29 +136,31 @@ def find_references(task: Task, expected: ExpectedReport, net: Net, method: str)
         if form.mask == "own":
             raise _refuse(method, f"choose the mask of {name!r} from their data")
         if not all(dtype.is_floating_point for dtype, _ in form.tensors.values()):
-            raise _refuse(method, f"send {name!r}, which is no real numbers")
+            raise _refuse(method, f"send {name!r}, which does not consist of real numbers")
         statistics = sorted(buffers & form.tensors.keys())
         if statistics:
             # Noise could make a variance negative, and clipping by the norm of all leaves nothing
             # of the weights where statistics are large. Opacus refuses BatchNorm, too.
             raise InputError(
-                f"with --privacy clients cannot send running statistics of their data "
-                f"({list_some(statistics)}); take a net without BatchNorm, as bn-cnn2:norm=group, "
-                "or fedbn, which keeps norm layers on the client."
+                "with --privacy clients cannot send running statistics of their data "
+                f"({list_some(statistics)}); use a net without BatchNorm, such as "
+                "bn-cnn2:norm=group, or fedbn, which keeps norm layers on the client."
             )
         references[name] = {}
         if name != UPDATE:
             sent = task.send.get(name)
             if sent is None or ExpectedPacket.of(sent.values).tensors != form.tensors:
-                raise _refuse(method, f"send {name!r}, which is no change of what they were sent")
+                raise _refuse(
+                    method, f"send {name!r}, which is not a change of what they were sent"
+                )
             references[name] = sent.values
     return references
 
 
 def _refuse(method: str, what: str) -> InputError:
     return InputError(
-        f"{method} cannot run with --privacy: its clients {what}, and noise on the model would "
-        "not hide what that tells about their data. docs/privacy.md lists the methods that can."
+        f"{method} cannot run with --privacy: its clients {what}, and noise on the model would not "
+        "hide what this reveals about their data. docs/privacy.md lists the methods that can."
     )
 
 
@@ -206,7 +208,7 @@ def protect(
         raise _refuse(method, f"send numbers next to their model ({numbers})")
     if outcome.give.keys() != expected.packets.keys():
         sent = list_some(list(outcome.give))
-        raise _refuse(method, f"send {sent}, which is not what was announced")
+        raise _refuse(method, f"send {sent}, which differs from what the method declares")
     changes: dict[str, Tree] = {}
     for name, packet in outcome.give.items():
         _check_form(method, name, packet, expected.packets[name])
@@ -241,7 +243,7 @@ def _check_form(method: str, name: str, packet: Packet, form: ExpectedPacket) ->
     else:
         is_announced = is_same_mask(packet.mask, form.mask)
     if ExpectedPacket.of(packet.values).tensors != form.tensors or not is_announced:
-        raise _refuse(method, f"send {name!r} in another form than was announced")
+        raise _refuse(method, f"send {name!r} in a form that differs from what the method declares")
 
 
 def _draw_normal(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
@@ -340,13 +342,13 @@ def make_notes(summary: Mapping[str, Any]) -> list[str]:
     sentence = (
         f"differential privacy of clients: epsilon {found['epsilon']:.4g} at delta "
         f"{found['delta']:g} against the server, for the client that sent most messages "
-        f"({found['messages']}); {found['epsilon_replaced']:.4g} if its data were exchanged for "
-        f"any others; clip {found['clip']:g}, noise {found['noise']:g}, no amplification by "
+        f"({found['messages']}); {found['epsilon_replaced']:.4g} if its data were replaced by any "
+        f"other data; clip {found['clip']:g}, noise {found['noise']:g}, no amplification by "
         "sampling"
     )
     if found["secret"]:
         return [sentence]
-    return [f"{sentence}; noise from the run's seed: a simulation, not a protection"]
+    return [f"{sentence}; noise from the run's seed: a simulation, without protection"]
 
 
 def compute_epsilon(noise: float, messages: int, delta: float) -> float | None:

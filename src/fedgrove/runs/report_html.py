@@ -40,7 +40,7 @@ MOST_FOLDERS = 200
 HEAD_BYTES = 4096
 """Bytes of a summary.json that are read to find its method."""
 MOST_COMPARED = 60
-"""Clients in the map of how alike models are."""
+"""Clients in the map of similarity of models."""
 SAME_MODEL = 1e-5
 """Models that differ from their mean by at most this share of its length are one model."""
 MOST_WEIGHTS = 6_000_000

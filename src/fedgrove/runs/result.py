@@ -43,7 +43,8 @@ class Result:
         target = Path(path)
         if target.exists():
             raise InputError(
-                f"the run folder {target} exists; runs are never overwritten: give another name."
+                f"the run folder {target} exists; runs are never overwritten: give a different "
+                "name."
             )
         try:
             shutil.copytree(self.folder.path, target)
@@ -102,7 +103,9 @@ class Result:
         """
         about = self._about()
         if client is not None and group is not None:
-            raise InputError("a client and a group were given; a model is of one or the other.")
+            raise InputError(
+                "a client and a group were given; a model belongs to either a client or a group."
+            )
         if client is None:
             return self._shared(about, group)
         files = self.folder.models()
@@ -114,8 +117,8 @@ class Result:
     def _about(self) -> dict[str, Any]:
         if self.summary.get("prediction") == "own":
             raise InputError(
-                f"the clients of {self.folder.path} predict in the way of their method, "
-                f"{self.summary['method']}, of which models/ holds a part only; take the figures "
+                f"the clients of {self.folder.path} predict in their method's own way, "
+                f"{self.summary['method']}, of which models/ contains only a part; use the scores "
                 "of the run, or load the weights in Python."
             )
         about = self.folder.preparation()
@@ -147,7 +150,7 @@ class Result:
             listed = "; ".join(f"group {k}: {list_some(names)}" for k, names in members.items())
             raise InputError(
                 f"{method} has no model for all clients, but one for groups of them "
-                f"({listed}); say which, as result.model(group=0), or name a client."
+                f"({listed}); name a group, as in result.model(group=0), or a client."
             )
         chosen = 0 if group is None else group
         if chosen not in groups:
@@ -170,8 +173,7 @@ class Result:
             if is_file_spec(net):
                 raise InputError(
                     f"{self.folder.path / 'config.toml'} has net = {net!r}, so the code in that "
-                    "file would be run. If you trust it, say so: fedgrove.load_run(path, "
-                    "trust=True)."
+                    "file would be run. If you trust it, use fedgrove.load_run(path, trust=True)."
                 )
         return nets.build(net, tuple(about["shape"]), int(about["outputs"]), seed=0)
 

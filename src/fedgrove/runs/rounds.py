@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,13 +30,14 @@ from ..core import (
     Report,
     Server,
     Task,
+    WithChangingDevices,
     WithServerTraining,
     check_names,
 )
 from ..errors import EngineError, FedgroveError, clean_text
 from ..methods import name_of
 from .gate import FEW_LENGTHS, REFUSALS, Lengths, RecentLengths, Refusal, Ruler, malformed
-from .guard import check_state, explain_errors, record_errors
+from .guard import check_planned, check_sent, check_state, explain_errors, record_errors
 from .memory import make_version
 from .privacy import check_tasks
 from .run import Run, attempt_seed
@@ -98,7 +99,11 @@ class Exchange:
 
 
 def rounds(
-    run: Run, state: Any = None, attempt: int = 0, number: int = 0
+    run: Run,
+    state: Any = None,
+    attempt: int = 0,
+    number: int = 0,
+    now: Callable[[], float] | None = None,
 ) -> Generator[Exchange, Answers, None]:
     """Loop over the rounds of a run: plan, wait for answers, check and fold them.
 
@@ -110,6 +115,8 @@ def rounds(
         state: The state to continue from; None: the initial state.
         attempt: How often the next exchange was abandoned before.
         number: The number of earlier exchanges.
+        now: Returns the virtual second in which the next exchange begins, for methods that follow a
+            bandwidth trace; None: they use the bandwidths before the first round.
 
     Yields:
         The next exchange; the caller sends the answers to its tasks. The last one has no tasks.
@@ -123,6 +130,8 @@ def rounds(
     why_abandoned = ""
     exchanges = 0
     while state.round < run.rounds:
+        if now is not None:
+            state = follow_devices(run, state, now())
         tasks = plan(run, state, attempt)
         answers = yield Exchange(state, tasks, attempt, tally, why_abandoned, number)
         number += 1
@@ -149,6 +158,20 @@ def rounds(
         attempt = 0
         why_abandoned = ""
     yield Exchange(state, [], 0, tally, number=number)
+
+
+def follow_devices(run: Run, state: Any, second: float) -> Any:
+    """Return a run's state at the start of an exchange, after the server has looked at the devices.
+
+    It depends on the trace and the second alone, so a resumed run plans the same exchange.
+    """
+    server = run.server
+    if run.federation.trace is None or not isinstance(server, WithChangingDevices):
+        return state
+    with explain_errors(run.method, "follow_devices"):
+        followed = server.follow_devices(state, run.federation.infos_at(second))
+    check_state(run.method, "follow_devices", followed)
+    return followed
 
 
 def _train_server(run: Run, server: WithServerTraining[Any], state: Any, number: int) -> Any:
@@ -196,6 +219,7 @@ def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
     cohort = draw_cohort(run, state.round, attempt)
     with explain_errors(run.method, "plan"):
         planned = run.server.plan(state, cohort)
+        check_planned(run.method, planned)
         clients = [task.to for task in planned]
     if not clients:
         raise EngineError(f"the method planned no task for round {state.round}.")
@@ -228,6 +252,7 @@ def plan_scoring(
 
 def complete_task(run: Run, task: Task, round: int, attempt: int = 0) -> Task:
     """Fill in what the round loop knows about a task."""
+    check_sent(run.method, task)
     check_names(task.send, "a packet")
     return replace(task, round=round, attempt=attempt, memory=run.memory.files.get(task.to))
 
@@ -338,7 +363,7 @@ class Admission:
         is_of_task = version.startswith(make_version(task.round, task.verb, ""))
         if is_of_task and self._run.memory.has(task.to, version):
             return None
-        sentence = f"client {task.to} names {version!r} as what it remembers, which is not there."
+        sentence = f"client {task.to} names {version!r} as its memory, which does not exist."
         return Refusal("memory", sentence)
 
     def _release(self, waiting: list[tuple[Task, Report, Lengths]]) -> Iterator[Report]:

@@ -188,8 +188,8 @@ class Run:
         for name, net in others.items():
             if name == "model":
                 raise InputError(
-                    "the method calls one of its nets 'model', which is the name of the run's "
-                    "net; give it another name."
+                    "the method calls one of its nets 'model', which is the name of the run's net; "
+                    "give it a different name."
                 )
             check(isinstance(net, Net), f"net {name!r} of the method", net, "a fedgrove.nets.Net")
             net.problem = self.net.problem
@@ -269,8 +269,8 @@ class Run:
             for stage in stages:
                 if not isinstance(stage, Stage):
                     raise EngineError(
-                        f"the work of {verb!r} holds {stage!r}, which is no stage; it must be a "
-                        "tuple of Train, Measure, Edit and Give."
+                        f"the work of {verb!r} contains {stage!r}, which is not a stage; it must "
+                        "be a tuple of Train, Measure, Edit and Give."
                     )
             self._stages_by_verb[verb] = stages
         return self._stages_by_verb[verb]
@@ -296,7 +296,9 @@ class Run:
         stages = self.work(task.verb)
         last = stages[-1] if stages else None
         if not isinstance(last, Give):
-            raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
+            raise EngineError(
+                f"the work of {task.verb!r} does not end with Give, so nothing is sent."
+            )
         with explain_errors(self.method, "expected"):
             return last.expected(task, self.net)
 
@@ -358,7 +360,7 @@ def build(
     defaults = federation.defaults
     if not federation.clients:
         raise InputError(
-            f"{federation.name} has no clients left; ask for fewer clients or another partition."
+            f"{federation.name} has no clients left; use fewer clients or a different partition."
         )
     if rounds is None:
         rounds = defaults.rounds

@@ -74,7 +74,10 @@ def finetune_stages(
         if epochs == 0:
             stages.append(Edit(_CopyUntuned(start)))
         else:
-            recipe = None if method.local is None else replace(method.local, epochs=epochs)
+            recipe = method.local
+            if recipe is not None:
+                # Fine-tuning is another training: it does not use the optimiser state of rounds.
+                recipe = replace(recipe, epochs=epochs, keep_state=False)
             stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
             stages.append(Edit(_KeepFinite(start, f"tuned{epochs}")))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))

@@ -186,10 +186,7 @@ def summarise(
     summary = {
         "method": run.label,
         "data": federation.name,
-        "partition": federation.partition,
-        "scenario": federation.scenario,
-        "split": federation.split,
-        "validation": federation.validation,
+        **federation.division,
         "engine": engine,
         "seed": run.seed,
         "rounds": run.rounds,
@@ -322,8 +319,8 @@ def _note_chance(run: Run, at_round: int, scored: Sequence[Report]) -> list[str]
         return []
     return [
         f"the accuracy over all test examples, {accuracy:.1%}, is no better than chance "
-        f"({chance:.1%}, always the same class): the models have learnt nothing that can be seen; "
-        "try another learning rate (lr), or more rounds"
+        f"({chance:.1%}, always the same class): no learning can be seen; try a different learning "
+        "rate (lr), or more rounds"
     ]
 
 
@@ -402,7 +399,7 @@ def _make_notes(
         subject = "a group has" if alone == 1 else f"{alone} groups have"
         notes.append(
             f"{subject} one client only: fewer clusters, or a warm-up before they are formed, may "
-            "give more even ones"
+            "give more balanced ones"
         )
     clients = len(run.infos)
     requested = len(run.scored)
@@ -429,8 +426,9 @@ def _make_notes(
                 notes.append(f"{reason}: {first_sentences[reason]}")
     if isinstance(run.method, WithPrediction):
         notes.append(
-            f"{methods.name_of(run.method)} predicts in its own way, perhaps with several models: "
-            f"models/ holds the tree '{tuned_tree(run.method)}' alone, and cannot be exported"
+            f"{methods.name_of(run.method)} has its own way to predict, perhaps with several "
+            f"models: models/ contains only the tree '{tuned_tree(run.method)}' and cannot be "
+            "exported"
         )
     notes += clock.make_notes(run, clock.clock_of(lines))
     return notes

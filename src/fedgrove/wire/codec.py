@@ -229,7 +229,7 @@ class Chainable(ABC):
                 claim large tensors.
 
         Raises:
-            WireError: The bytes are malformed; the message says what is wrong.
+            WireError: The bytes are malformed; the message states what is wrong.
             UnknownMask: They refer to a mask that is not ``known``.
         """
         packet, _ = _decode(data, known, like)

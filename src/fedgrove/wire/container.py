@@ -1,7 +1,7 @@
 """The container ``fedgrove.v1``: magic, version, named tensors, streams, checksum (docs/wire.md).
 
 Reading is safe: every length is checked against a limit before anything is allocated, and malformed
-bytes raise :class:`~fedgrove.errors.WireError` with a sentence that says what is wrong. The
+bytes raise :class:`~fedgrove.errors.WireError` with a sentence that states what is wrong. The
 checksum detects accidents, not attacks: the transport has to prove who sent the bytes.
 """
 
@@ -295,7 +295,7 @@ def _check_frame(data: bytes) -> None:
     # 12: the container of no tensors, which is magic, version, flags, two counts of 0 and checksum.
     if len(data) < 12 or data[:4] != MAGIC:
         raise WireError(
-            f"{len(data)} bytes that begin with {bytes(data[:4])!r} are no fedgrove payload."
+            f"{len(data)} bytes that begin with {bytes(data[:4])!r} are not a fedgrove payload."
         )
     if data[4] != VERSION:
         raise WireError(
@@ -304,7 +304,8 @@ def _check_frame(data: bytes) -> None:
         )
     if zlib.crc32(memoryview(data)[:-4]) != struct.unpack("<I", data[-4:])[0]:
         raise WireError(
-            "the checksum does not match: the payload was cut or changed on its way; send it again."
+            "the checksum does not match: the payload was truncated or changed on the way; send it "
+            "again."
         )
 
 
@@ -330,7 +331,7 @@ def _read_index(index: bytes, count: int, masked: bool, known: bool) -> tuple[Te
             raise WireError(f"{entry.name} has a mask in a payload without masks.")
         if not known and entry.refers_to_known:
             raise WireError(
-                f"{entry.name} refers to a known mask, and the payload does not say which."
+                f"{entry.name} refers to a known mask, but the payload does not name it."
             )
         entries[entry.name] = entry
     if cursor.at != len(cursor.data):
@@ -406,6 +407,6 @@ def _check_growth(entries: Sequence[TensorEntry], given: int) -> None:
     allowed = max(FREE_BYTES, FREE_RATIO * given)
     if wanted > allowed:
         raise WireError(
-            f"{given} bytes claim tensors that take {wanted} bytes to read; without the expected"
-            f" shapes at most {allowed} are allowed."
+            f"{given} bytes claim to contain tensors that take {wanted} bytes to read; without the "
+            f"expected shapes at most {allowed} are allowed."
         )

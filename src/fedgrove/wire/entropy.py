@@ -64,7 +64,7 @@ class Cursor:
         """Return the next ``n`` received bytes; ``what`` they are goes into the error message."""
         left = len(self.data) - self.at
         if n > left:
-            raise WireError(f"the payload ends inside {what}: {n} bytes wanted, {left} left.")
+            raise WireError(f"the payload ends inside {what}: {n} bytes expected, {left} left.")
         self.at += n
         return self.data[self.at - n : self.at]
 
@@ -287,6 +287,7 @@ def _n_log_n(n: int) -> float:
 
 
 def _model(f: Counts) -> Any:
+    """Return the entropy coder's model of frequencies."""
     # f / sum is exact, since the sum is a power of two, and so is every product that constriction
     # forms from it: both sides have the same probabilities to the last bit on any machine.
     return constriction.stream.model.Categorical(f / f.sum(), perfect=False, lazy=False)
@@ -356,6 +357,7 @@ def read_bit_ans(cursor: Cursor, n: int, ones: int, what: str) -> Bytes:
 
 
 def _read(cursor: Cursor, n: int, model: Any, what: str) -> npt.NDArray[np.int32]:
+    """Read the symbols of an entropy-coded stream."""
     # A symbol takes at most 24 bits, less than a word, and the coder's state takes two words: a
     # well-formed stream has at most n + 2.
     count = cursor.varint(n + 2, f"the words of {what}")

@@ -2,7 +2,7 @@
 
 For each client the server remembers digests, eight bytes per packet. It needs a mask's contents
 only to send what changed in it: these are in the *bank*, once for all clients that know the mask,
-and the bank takes the room of one model at most. A mask that fell out of the bank is sent whole
+and the bank takes the room of one model at most. A mask that fell out of the bank is sent in full
 when it changes; while it does not change, its digest is enough.
 """
 

@@ -36,7 +36,8 @@ MAX_HEAD = 1 << 20
 MAX_ANSWER_HEAD = 1 << 16
 """The longest header of a client's answer that the server accepts, in bytes."""
 PER_TENSOR = 1 << 10
-"""Bytes that a tensor may take besides its values and mask: its name, its entry in the index."""
+"""Bytes that a tensor may take in addition to its values and mask: its name, its entry in the
+index."""
 MALFORMED_FIELDS = (KeyError, TypeError, ValueError, OverflowError)
 """What reading the fields of a header can raise: one is missing, of another type, or infinite."""
 
@@ -160,14 +161,14 @@ def read(
             tensors that are not expected.
 
     Raises:
-        WireError: The bytes are no message.
+        WireError: The bytes are not a message.
         UnexpectedReport: They contain something else than ``expected``.
         UnknownMask: Packets refer to masks that are not ``known``; all of them are named.
     """
     if expected is not None and len(data) > longest_answer(expected):
         raise UnexpectedReport(
             "packets",
-            f"{len(data)} bytes, where an answer has at most {longest_answer(expected)}.",
+            f"{len(data)} bytes; an answer has at most {longest_answer(expected)}.",
         )
     head, lengths, body_start = _read_head(data, MAX_HEAD if expected is None else MAX_ANSWER_HEAD)
     if expected is not None:
@@ -184,12 +185,12 @@ def read(
         except UnknownMask:
             unknown.append(name)
         except UnexpectedTensors as error:
-            raise UnexpectedReport("tensors", f"{name} with other tensors: {error}") from None
+            raise UnexpectedReport("tensors", f"{name} with wrong tensors: {error}") from None
         at += length
     if unknown:
         raise UnknownMask(
-            f"the reader of a message does not know the masks that {', '.join(unknown)} refer to;"
-            " send it again, whole.",
+            f"the reader of a message does not know the masks that {', '.join(unknown)} refer to; "
+            "send it again in full.",
             tuple(unknown),
         )
     return head, packets
@@ -198,7 +199,7 @@ def read(
 def _check_names(
     head: Mapping[str, Any], lengths: Mapping[str, int], expected: ExpectedReport
 ) -> None:
-    """Refuse an answer with other packets than were expected, before any of them is read."""
+    """Refuse an answer with packets other than the expected ones, before any of them is read."""
     wanted: list[str] = []
     # A request for masks has no packets.
     if "lacks" not in head:
@@ -215,8 +216,8 @@ def _read_head(data: bytes, longest: int) -> tuple[dict[str, Any], dict[str, int
     """Return the header, the lengths of the packets, and where the first one begins."""
     if len(data) < 4:
         raise WireError(
-            f"a message of {len(data)} bytes is shorter than its own length field; it was cut"
-            " short."
+            f"a message of {len(data)} bytes is shorter than its own length field; it was "
+            "truncated."
         )
     (head_length,) = struct.unpack_from("<I", data)
     body_start = 4 + head_length
@@ -242,7 +243,7 @@ def _read_head(data: bytes, longest: int) -> tuple[dict[str, Any], dict[str, int
     any_negative = min(lengths.values(), default=0) < 0
     if any_negative or sum(lengths.values()) != len(data) - body_start:
         raise WireError(
-            "the packets of a message do not add up to its length; it was cut short or altered."
+            "the packets of a message do not add up to its length; it was truncated or altered."
         )
     return head, lengths, body_start
 

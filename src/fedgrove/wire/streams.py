@@ -31,7 +31,8 @@ than it saves."""
 
 @dataclass(frozen=True)
 class Tools:
-    """The coders that a codec may use besides raw bytes; ``a | b`` allows the coders of both."""
+    """The coders that a codec may use in addition to raw bytes; ``a | b`` allows the coders of
+    both."""
 
     ans: bool = False
     zstd: bool = False

@@ -71,14 +71,14 @@ def test_runs_go_on_and_an_unknown_set_names_the_broken_files(copy: Path) -> Non
     refused = python(copy, "-m", "fedgrove", "run", "fedavg", "--data", "mine", *words)
     assert refused.returncode == 2
     assert "there is no data set 'mine'" in refused.stderr
-    assert "syntax.py is broken, and its data sets are missing; SyntaxError" in refused.stderr
+    assert "syntax.py is broken, so its data sets are not available; SyntaxError" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
 def test_the_docs_are_not_written_without_the_broken_sets(copy: Path) -> None:
     written = python(copy, "tools/generate.py", "data-sets")
     assert written.returncode == 1
-    assert "is broken, and its data sets are missing" in written.stderr
+    assert "is broken, so its data sets are not available" in written.stderr
     assert "Traceback" not in written.stderr
 
 

@@ -20,8 +20,11 @@ def test_the_lower_bound_by_hand() -> None:
     assert rule.least(0.5, 300, 100, 500, Progress(50, 100)) == 18
     assert rule.least(0.5, 300, 100, 500, Progress(50, 100, 0.1)) == 18
     assert rule.least(0.5, 300, 100, 500, Progress(50, 100, -0.1)) == 21
-    # Never above k_max.
+    # It rose by .8: eta = .92, ceil(16.56) = 17.
+    assert rule.least(0.5, 300, 100, 500, Progress(50, 100, 0.8)) == 17
+    # Never above k_max, and never below k_min: 5 * (1 - .5 * .9) = 2.75.
     assert rule.least(1.0, 500, 100, 500, Progress(99, 100)) == 32
+    assert Adaptive(xi=0.5).least(0.5, 100, 100, 500, Progress(0, 100, 0.9)) == 5
 
 
 def test_the_upper_bound_by_hand() -> None:
@@ -123,8 +126,12 @@ def upper(omega: float, has: float, least: float, most: float) -> int:
 
 
 def test_bits_of_a_layer_by_hand() -> None:
-    """8 centroids of 32 bits, 3 bits for each of 2,400 weights, 32 biases: 256 + 7200 + 1024."""
+    """8 centroids of 32 bits, 3 bits for each of 2,400 weights, 32 biases: 256 + 7200 + 1024.
+
+    5 centroids need 3 bits too: 160 + 300.
+    """
     assert clustered_bits(2400, 32, 8) == 8480
+    assert clustered_bits(100, 0, 5) == 460
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,31 @@ def test_a_class_without_examples_is_nobodys_nearest() -> None:
     assert float(hits[""]) == 2.0
 
 
+def test_a_prototype_is_a_mean_and_may_lie_on_the_other_side() -> None:
+    """Class 0 at 1, 1, 1 and class 1 at 2: prototypes 1 and 2, and everybody is nearest to 2.
+
+    (Sums, 3 and 2, would give the first three to class 0.) Class 0 alone, at -1 and 2, with classes 1
+    and 2 empty: its prototype is .5, and -1 is nearest to it, though its product is below 0.
+    """
+    net = Net(nn.Linear(1, 3, bias=False), (1,))
+    params = {"weight": torch.tensor([[1.0], [0.0], [0.0]])}
+
+    def right(x: list[float], y: list[int]) -> float:
+        count = len(x)
+        batch = Batch(
+            torch.tensor(x)[:, None],
+            torch.tensor(y),
+            torch.ones(count),
+            torch.arange(count),
+            torch.tensor(0),
+        )
+        prototypes = Prototypes()(net, params, batch, {})
+        return float(Hits()(net, params, batch, {"prototypes": prototypes})[""])
+
+    assert right([1.0, 1.0, 1.0, 2.0], [0, 0, 0, 1]) == 1
+    assert right([-1.0, 2.0], [0, 0]) == 2
+
+
 @pytest.mark.parametrize(
     ("shape", "length"),
     [

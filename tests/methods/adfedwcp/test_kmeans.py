@@ -13,6 +13,8 @@ from torch.func import vmap
 from fedgrove import trees
 from fedgrove.methods.adfedwcp.kmeans import (
     LLOYD_STEPS,
+    _in_order,
+    _lloyd,
     _walk_back,
     cluster,
     operations,
@@ -36,6 +38,21 @@ def test_the_zero_centroid_is_pinned() -> None:
     assert clustered([1.0, 2.0, 10.0], 2) == [0.0, 0.0, 10.0]
     # All on one side: 0 takes what is nearest to it, here nothing but the smallest.
     assert clustered([5.0, 6.0, 50.0], 3) == [5.5, 5.5, 50.0]
+
+
+def test_lloyds_steps_move_the_centroids_by_hand() -> None:
+    """1, 3 and 5 are in one bin of the histogram, whose centroid is their mean, 3.
+
+    Then 1 is nearer to 0 (1.5 is half way), and 3 and 5 move the centroid to 4: half way is 2.
+    """
+    assert clustered([-1000.0, 1.0, 3.0, 5.0, 1000.0], 4) == [-1000.0, 0.0, 4.0, 4.0, 1000.0]
+
+
+def test_a_centroid_without_values_stays_where_it_is() -> None:
+    """-5 is nearest to 0 and 5 to 5: nothing is nearest to 1, which must not become a second 0."""
+    line = _in_order(torch.tensor([-5.0, 5.0]))
+    found = _lloyd([line], torch.tensor([[0.0, 1.0, 5.0]]))
+    assert found.sort().values.tolist() == [[0.0, 1.0, 5.0]]
 
 
 def test_pruned_weights_are_plus_zero() -> None:

@@ -63,6 +63,13 @@ def test_a_cosine_over_what_both_have() -> None:
     assert distances(rows, everywhere(rows))[0, 1].item() == pytest.approx(0.5)
 
 
+def test_a_cosine_divides_by_the_lengths_of_both() -> None:
+    """(3, 4) and (8, 6), whose third entry the first lacks: 48 of 5 * 10."""
+    rows = torch.tensor([[3.0, 4.0, 0.0], [8.0, 6.0, 15.0]])
+    present = torch.tensor([[True, True, False], [True, True, True]])
+    assert distances(rows, present)[0, 1].item() == pytest.approx(1 - 48 / 50)
+
+
 def test_devices_without_a_weight_in_common_are_at_distance_1() -> None:
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     present = torch.tensor([[True, False], [False, True], [True, True]])

@@ -87,6 +87,18 @@ def test_a_round_by_hand() -> None:
     assert after[9] is updates[9]
 
 
+def test_a_device_does_not_vouch_for_itself() -> None:
+    """Device 0 has gone east by 8, 1, the other of its group, north by 4, and 2, of another, east.
+
+    0 goes east again, by 8: its cosine is 1 with the other group and 0 with its own, which is 1
+    alone. (With its own sum, (8, 4), it would be .894, less than .2 below the other group's.)
+    """
+    before = {0: trace(8, 0.001), 1: trace(0.001, 4), 2: trace(4, 0.001)}
+    updates = {0: trace(8, 0.001)}
+    after = remembered(before, {0: 0, 1: 0, 2: 1}, updates, **NUMBERS)
+    assert after[0] is updates[0]
+
+
 def test_those_away_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_memory, "MOST_REMEMBERED", 2)
     before = {0: trace(1.0), 1: trace(1.0)}

@@ -107,6 +107,15 @@ def test_a_client_moves_to_those_who_do_as_it_does() -> None:
     assert nearest_group(NORTH, members, GROUPS) == 2
 
 
+@pytest.mark.parametrize(
+    ("odd", "even"), [(EAST, 3 * NORTH), (3 * NORTH, EAST)], ids=["even", "odd"]
+)
+def test_the_sum_of_both_halves_decides(odd: torch.Tensor, even: torch.Tensor) -> None:
+    """One half of what client 5 does is east, the other three times as far north."""
+    known = {**KNOWN, 5: (2, odd, even)}
+    assert regrouped(GROUPS, known, {5: EAST}) == {**GROUPS, 5: 2}
+
+
 def test_who_is_new_joins_with_its_first_report() -> None:
     """Client 6 goes east, with the first group; others who are new are no group to join."""
     assert regrouped(GROUPS, KNOWN, {6: EAST}) == {**GROUPS, 6: 1}

@@ -72,7 +72,9 @@ def cluster(x: Tensor, k: int, zero: bool = True, bins: int = 1024) -> Clusterin
     if not x.numel():
         return Clustering(torch.zeros(1, dtype=x.dtype), torch.zeros(x.shape, dtype=torch.int64))
     if not bool(torch.isfinite(x).all()):
-        raise InputError("values to cluster hold NaN or infinity; drop the update that has them.")
+        raise InputError(
+            "values to cluster contain NaN or infinity; drop the update that has them."
+        )
     values = x.detach().double().cpu()
     free = _free_centroids(_histogram(values.reshape(-1).numpy(), bins), k, zero)
     # A set, after rounding to the dtype of x: centroids that have become equal are one. Adding 0

@@ -214,7 +214,7 @@ def _measure_in(
     profiled: dict[str, SteppedRun] = {}
     split = options.split and can_profile()
     if options.split and not split:
-        report("not divided into parts: that needs the main thread, and a system with signals")
+        report("not divided into parts: this needs the main thread, and a system with signals")
     for word in words:
         try:
             timed[word] = starter.start(word, f"{len(timed)}-timed")

@@ -493,8 +493,8 @@ def print_device(content: Row, file: IO[str] | None = None) -> None:
     """Print a line per row, times as ratios to the dense net, and whether each claim holds."""
     _print_rows(DEVICE_COLUMNS, content["rows"], file)
     print_text(
-        "step, infer: the shortest time with the channels removed, to the dense net's; "
-        "median: turn by turn, which a busy machine raises; masked: with the channels zeroed "
+        "step, infer: the shortest time with the channels removed, relative to the dense net's; "
+        "median: over all turns, which a busy machine raises; masked: with the channels zeroed "
         "instead.",
         file,
     )

@@ -20,7 +20,7 @@ from fedgrove.options.groups import AT_LEAST_ONE, DataDirOption, JsonOption
 from .paper import StoreOption
 
 bench = typer.Typer(
-    help="Measure speed, memory and bytes, compared with simpler alternatives.",
+    help="Measure speed, memory and bytes, and compare them.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -51,7 +51,7 @@ class BenchEngineOptions(BenchOptions, PlotOption, DataDirOption):
     """Options of ``fedgrove bench engine``."""
 
     scene: str = option(
-        "har", "What is trained: har, cnn, resnet, all of these, or uci-har.", "NAME"
+        "har", "Network and data: har, cnn, resnet, all (these three), or uci-har.", "NAME"
     )
     repeats: int = option(5, "Number of rounds measured for each variant.", "N", **AT_LEAST_ONE)
     starts: int = option(
@@ -109,23 +109,24 @@ class BenchMethodsOptions(BenchOptions, PlotOption, DataDirOption):
     )
     device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
     precision: str = option(
-        "fp32", "Precision on CUDA: fp32, tf32 (less exact products) or bf16.", "NAME"
+        "fp32", "Precision on CUDA: fp32, tf32 (faster matrix products) or bf16.", "NAME"
     )
     rounds: int = option(30, "Number of rounds of each run; methods divide them into phases.", "N")
     net: str | None = option(None, "A network (fedgrove list nets), or FILE.py:Class.", "NAME")
     cohort: int | None = option(None, "Number of clients that train in a round.", "M")
-    no_split: bool = option(False, "Measure times only, without the second run, which is profiled.")
+    no_split: bool = option(False, "Only measure times; leave out the second run with a profiler.")
 
 
 @bench.callback()
 def top() -> None:
-    """Measure speed, memory and bytes, compared with simpler alternatives."""
+    """Measure speed, memory and bytes, and compare them."""
 
 
 def device_bench(options: BenchDeviceOptions) -> None:
-    """Time training steps and inference with 0, 30, 50 and 70 % of the channels removed.
+    """Time training and inference with some channels removed.
 
-    Times are relative to the dense net. It takes a few minutes.
+    0, 30, 50 and 70 % of the channels are removed. Times are relative to the dense net. It takes a
+    few minutes.
     """
     options.check()
     from ..bench import device, report
@@ -141,7 +142,9 @@ def device_bench(options: BenchDeviceOptions) -> None:
 
 
 def engine(options: BenchEngineOptions) -> None:
-    """Time rounds of our engines, a plain PyTorch loop, pfl-research and Flower's simulation.
+    """Time rounds of our engines, a plain loop and other frameworks.
+
+    The other frameworks are pfl-research and Flower's simulation; the plain loop is PyTorch code.
 
     Flower always runs in separate processes (--starts). So does pfl-research without CUDA; with
     CUDA it takes turns with our engines on one GPU. Packages that are not installed are reported.
@@ -169,7 +172,10 @@ def engine(options: BenchEngineOptions) -> None:
 
 
 def lockstep(options: BenchLockstepOptions) -> None:
-    """Time rounds of many seeds on a GPU: together, one after another, and in a plain loop."""
+    """Time rounds of many seeds on a GPU, in lockstep and one by one.
+
+    A plain PyTorch loop is timed too.
+    """
     options.check()
     from fedgrove.engines import device_of
 
@@ -185,7 +191,9 @@ def lockstep(options: BenchLockstepOptions) -> None:
 
 
 def wire(options: BenchWireOptions) -> None:
-    """Compare coded bytes with their entropy, and speed with bitmap + zstandard.
+    """Compare encoded bytes with their entropy and a plain encoding.
+
+    The plain encoding is a bitmap with zstandard, which is also compared in speed.
 
     The weights are trained first. It takes a few minutes.
     """
@@ -212,7 +220,7 @@ def wire(options: BenchWireOptions) -> None:
 
 
 def scale(options: BenchScaleOptions) -> None:
-    """Measure memory and time per round with a thousand to a million clients.
+    """Measure memory and time with a thousand to a million clients.
 
     A hundred clients train in each round. It takes a few minutes.
     """
@@ -235,11 +243,11 @@ def scale(options: BenchScaleOptions) -> None:
 
 
 def methods_bench(options: BenchMethodsOptions) -> None:
-    """Time rounds of methods compared with fedavg, and show what the time is spent on.
+    """Time rounds of methods compared with fedavg, and profile them.
 
-    Methods take turns; their runs are real, but without scoring. Every method runs twice, once
-    timed and once profiled. It takes one or two minutes on a GPU and many on a CPU, where --scene
-    digits --rounds 12 is a quick run.
+    Methods take turns; they do complete runs, but without scoring. Every method runs twice, once
+    timed and once profiled. This takes one or two minutes on a GPU and much longer on a CPU, where
+    --scene digits --rounds 12 is a quick run.
     """
     options.check()
     from ..bench import methods as library

@@ -67,10 +67,12 @@ class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOption
         None,
         "Number of seeds, from 0 on, or the seeds themselves, as in 3,5,7.",
         "N|S,S",
-        without="depends on the study",
+        without="depends on the table or figure",
         **SEEDS,
     )
-    data: str | None = option(None, "The only data set to use.", "NAME", without="all of the paper")
+    data: str | None = option(
+        None, "Use only this data set.", "NAME", without="all data sets of the paper"
+    )
     split: str | None = option(None, "How test data are held out: blocks or random.", "KIND")
     out: str | None = option(
         None, "Folder of the runs; runs that are already in it are resumed.", "DIR"
@@ -78,7 +80,10 @@ class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOption
 
 
 def paper(options: PaperOptions) -> None:
-    """Repeat a paper's table or figure, and compare the numbers; run it again to resume."""
+    """Repeat a paper's table or figure, and compare the numbers.
+
+    After an interruption, run the same command again to resume.
+    """
     from fedgrove.api import open_engine
 
     from .. import papers
@@ -139,7 +144,12 @@ def _check_nothing_to_train(options: Mapping[str, Any]) -> None:
 
     for name in ("rows", "rounds", "seeds"):
         given = options[name]
-        check(given is None, f"--{name}", given, "left out: a table about the data trains nothing")
+        check(
+            given is None,
+            f"--{name}",
+            given,
+            "left out: a table about the data does not train anything",
+        )
 
 
 def _folders(name: str, parts: Iterable[str], out: str | None, quick: bool) -> dict[str, Path]:
@@ -265,7 +275,9 @@ def _choose_rows(study: Study, text: str | None) -> Study:
             is_beginning = bool(pattern) and any(name.startswith(pattern) for name in names)
             if is_beginning:
                 listed += f", or all of '{pattern}*'"
-        raise InputError(f"--rows is '{text}', which is no row of {study.title}; it has {listed}.")
+        raise InputError(
+            f"--rows is '{text}', which is not a row of {study.title}; it has {listed}."
+        )
     return replace(study, rows=tuple(rows))
 
 

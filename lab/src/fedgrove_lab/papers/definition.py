@@ -1,6 +1,6 @@
 """Builds the studies of a paper from its TOML file, which holds all that is data.
 
-A file has, besides ``cited`` and the ``data`` of a quick run:
+A file has, in addition to ``cited`` and the ``data`` of a quick run:
 
 - ``[full]`` and ``[quick]``: the scale, that of the paper or one that only shows that it works;
 - ``[data.NAME]``: what differs between data sets, ``[data.default]`` for those without a table;

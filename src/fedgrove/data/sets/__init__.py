@@ -52,6 +52,8 @@ for _module in pkgutil.iter_modules(__path__):
     # Whatever goes wrong in one module, the data sets of all others can still be used.
     except Exception as _error:
         _file = Path(__path__[0]) / f"{_module.name}.py"
+        _why = str(_error).rstrip(".")
         BROKEN[_module.name] = (
-            f"{_file} is broken, and its data sets are missing; {type(_error).__name__}: {_error}."
+            f"{_file} is broken, so its data sets are not available; {type(_error).__name__}: "
+            f"{_why}."
         )

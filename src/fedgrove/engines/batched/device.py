@@ -227,6 +227,7 @@ class DeviceData:
 
 
 def _key(split: str, sample: Examples) -> SplitKey:
+    """Return what clients' data on the GPU must have in common: split, shapes and types."""
     x = sample.x
     y = sample.y
     return (split, tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype)

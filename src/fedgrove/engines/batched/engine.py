@@ -37,7 +37,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -390,7 +390,7 @@ class Batched:
                 run_alone(job, number)
                 self._note_unstacked(job, why)
             return
-        carries = [job.carry for job in jobs]
+        before = [(job.carry, job.states) for job in jobs]
         try:
             yield from self._launcher.run_stage(jobs, number)
             return
@@ -399,13 +399,14 @@ class Batched:
             raise
         except CLIENT_FAILURES as error:
             if len(jobs) == 1:
-                jobs[0].carry = carries[0]
+                jobs[0].carry, jobs[0].states = before[0]
                 self._try_unstacked(jobs[0], number, error)
                 return
             memory_was_short = isinstance(error, torch.OutOfMemoryError)
         # Outside the handler: the exception refers to the frames that failed, and their tensors.
-        for job, carry in zip(jobs, carries, strict=True):
+        for job, (carry, states) in zip(jobs, before, strict=True):
             job.carry = carry
+            job.states = states
         half = len(jobs) // 2
         if memory_was_short:
             self._free_memory()
@@ -433,8 +434,8 @@ class Batched:
         """
         if isinstance(failure, torch.OutOfMemoryError):
             failure = EngineError(
-                f"client {job.task.to} alone needs more memory than {self.device} has; "
-                "take a smaller batch."
+                f"client {job.task.to} alone needs more memory than {self.device} has; use a "
+                "smaller batch."
             )
         # Too little memory is no fault of the client's work, and an exit is intended.
         if isinstance(failure, EngineError) or not isinstance(failure, Exception):
@@ -477,7 +478,8 @@ class Batched:
         for verb, why in self._why_not_stacked.get(run, {}).items():
             notes.append(
                 f"a part of {verb} was done one client after another, not at once: torch.func.vmap "
-                f"cannot run it (a loss, metric or objective that branches on data): {why}"
+                "cannot run it (a loss, metric, objective or optimiser that branches on data): "
+                f"{why}"
             )
         return notes
 
@@ -561,6 +563,8 @@ def _run_edit_or_give(job: ClientJob, number: int) -> None:
             job.carry = stage.f(job.carry, job.client)
         elif isinstance(stage, Give):
             job.outcome = finish_work(job.run, job.task, stage, job.carry, job.client)
+            if job.states:
+                job.outcome = replace(job.outcome, states=job.states)
     except CLIENT_FAILURES as error:
         job.lost = lose_crashed(job.task, error)
 

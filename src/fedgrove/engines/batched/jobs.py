@@ -18,6 +18,7 @@ from ...channels.small_net import SmallNet
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
 from ...runs.run import Run
 from ...seeds import single_thread
+from ...trees import Tree
 from ..work import CLIENT_FAILURES, count_examples, count_macs, find_pass, lose_crashed, run_stage
 
 WIDTH_CLASSES = 4
@@ -55,6 +56,8 @@ class ClientJob:
     carry: Carry
     work: Work
     outcome: Outcome = field(default_factory=Outcome)
+    states: dict[str, Tree] = field(default_factory=dict)
+    """The optimiser states that its stages have kept so far."""
     lost: Lost | None = None
     """Why the work ended early; None: it did not."""
     macs: int = 0
@@ -158,7 +161,9 @@ def run_alone(job: ClientJob, number: int) -> int:
     assert isinstance(stage, Train | Measure)
     try:
         with single_thread():
-            job.carry, per_example = run_stage(job.run, stage, job.carry, job.client, place)
+            job.carry, per_example = run_stage(
+                job.run, job.task, stage, job.carry, job.client, place, job.states
+            )
     except CLIENT_FAILURES as error:
         job.lost = lose_crashed(job.task, error)
         return 0

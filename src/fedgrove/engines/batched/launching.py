@@ -105,7 +105,7 @@ class Launcher:
         self, jobs: list[ClientJob], number: int, steps: int | None
     ) -> TrainResults:
         """Lay a stack out, launch its steps, and start the copies of the results."""
-        stage = jobs[0].work.stages[number][1]
+        place, stage = jobs[0].work.stages[number]
         assert isinstance(stage, Train)
         full_net = jobs[0].run.nets[stage.net]
         batch_size = local.batches_of(full_net, stage).size
@@ -126,7 +126,9 @@ class Launcher:
         template, hyperparameters = stack_hyperparameters(jobs, number, self.device)
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
-            narrow_carries.append(adapter.narrow(job.carry, stage.whole))
+            name = local.place_of_state(job.task.verb, place)
+            state = local.find_state(full_net, stage, job.carry, job.client.memory, name)
+            narrow_carries.append(adapter.narrow({**job.carry, **state}, stage.whole))
         carry = stack_carries(narrow_carries, self.device, self._get_recent_stacks(full_net))
 
         # leaders[i] is the job that is trained in place of job i: usually i.
@@ -166,7 +168,7 @@ class Launcher:
         returning = {name: start_return(tree, runs) for name, tree in trained.items()}
         row_of = {place: row for row, place in enumerate(trained_places)}
         rows = [row_of[leader] for leader in leaders]
-        return TrainResults(jobs, rows, returning, adapters)
+        return TrainResults(jobs, rows, returning, adapters, place)
 
     def _launch_measuring(
         self, jobs: list[ClientJob], number: int, steps: int | None

@@ -178,8 +178,8 @@ def update(
 def _block(vectors: Tensor, begin: int, numbers: int) -> Tensor:
     """The room for one tensor of all clients in what the optimiser remembers, (K, P).
 
-    Tensor after tensor, and not client after client: each is then in one piece. The order is the
-    kernels' own affair, since all of it starts at 0 and none of it leaves the stage.
+    Tensor after tensor, and not client after client: each is then in one piece. A state that is
+    kept from round to round comes in rows, one per client (:func:`.steps.to_blocks`).
     """
     clients = len(vectors)
     return vectors.view(-1)[begin * clients : (begin + numbers) * clients]

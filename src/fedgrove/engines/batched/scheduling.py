@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 
 from ... import trees
+from ...parts import local
 from .counting import PendingPacket
 from .device import Copies
 from .jobs import ClientJob
@@ -45,13 +46,19 @@ class TrainResults(NamedTuple):
     """The row of each job; duplicates share a row."""
     returning: dict[str, ReturningRows]
     adapters: list[WidthAdapter]
+    place: int
+    """The number of the stage among the Train stages of its work."""
 
     def store(self) -> None:
         """Wait for a stack's results and put them into the jobs' carries, in full width."""
         trees_by_name = {name: tree.trees() for name, tree in self.returning.items()}
         for job, row, adapter in zip(self.jobs, self.rows, self.adapters, strict=True):
             result = {name: forest[row] for name, forest in trees_by_name.items()}
-            job.carry = {**job.carry, **adapter.widen(result)}
+            place = local.place_of_state(job.task.verb, self.place)
+            trained, states = local.take_state(adapter.widen(result), place)
+            job.carry = {**job.carry, **trained}
+            # A new dictionary: a copy of the job may have the old one.
+            job.states = {**job.states, **states}
 
 
 class MeasureResults(NamedTuple):

@@ -231,7 +231,8 @@ class Stack:
 
     @property
     def shape_key(self) -> tuple[Any, ...]:
-        """What a graph depends on besides the stage: the width of a batch, and a client's trees.
+        """What a graph depends on in addition to the stage: the width of a batch, and a client's
+        trees.
 
         The numbers of clients and steps do not count: a captured stack has room for more.
         """
@@ -268,14 +269,18 @@ class Stack:
     def load(self, other: Stack) -> None:
         """Start again with another stack's contents, in the buffers that a captured graph uses."""
         clients = len(other.hyperparameters)
+        keeps_state = local.recipe(self.stage).keep_state
         buffers = [self.hyperparameters[:clients]]
         contents = [other.hyperparameters]
         for name, tree in self.carry.items():
             for leaf, value in tree.items():
                 if name == local.OPTIMISER:
-                    # It begins with zeros. All rows: the kernels of :mod:`.optimiser_triton` lay
-                    # moments out tensor by tensor, so the rows after the last client are used too.
+                    # All rows: the kernels of :mod:`.optimiser_triton` lay moments out tensor by
+                    # tensor, so the rows after the last client are used too.
                     value.zero_()
+                    if keeps_state:
+                        buffers.append(value[:clients])
+                        contents.append(other.carry[name][leaf])
                 elif leaf in other.carry[name]:
                     buffers.append(value[:clients])
                     contents.append(other.carry[name][leaf])
@@ -310,7 +315,11 @@ class Stack:
         """Do a step with one optimiser kernel per tensor (:mod:`.optimiser_triton`)."""
         from . import optimiser_triton
 
+        # Views of the buffers: what is written to these is there as well.
         carry = select_clients(self.carry, slice(count))
+        if self.stage.project is not None:
+            before = self._project(self.hyperparameters[:count], carry)
+            self._write(slice(count), {self.stage.end: before}, active)
         tree = carry[self.stage.end]
         buffers = trees.pick(tree, self.net.layout.buffers)
         if active is not None:
@@ -367,6 +376,9 @@ class Stack:
     ) -> Carry:
         """Do a step with the network in grouped kernels; objective and optimiser under vmap."""
         net = self.net
+        if self.stage.project is not None:
+            before = self._project(hyperparameters, carry)
+            carry = {**carry, self.stage.end: carry[self.stage.end] | before}
         tree = carry[self.stage.end]
         buffers = trees.map(Tensor.clone, trees.pick(tree, net.layout.buffers))
         grads, aux = self._gradients(hyperparameters, carry, batch, ragged, buffers)
@@ -416,6 +428,19 @@ class Stack:
         grads = dict(zip(params, gradients, strict=True))
         return grads, trees.map(Tensor.detach, aux)
 
+    def _project(self, hyperparameters: Tensor, carry: Carry) -> Tree:
+        """Return each client's parameters before a step, as :func:`local.projected`."""
+
+        def one(hyperparameters: Tensor, carry: Carry) -> Tree:
+            stage = from_template(self.template, hyperparameters)
+            seen = local.as_before(stage, carry)
+            tree = local.projected(self.net, stage, carry[stage.end], seen)
+            return trees.pick(tree, self.net.layout.params)
+
+        with torch.no_grad():
+            before: Tree = vmap(one)(hyperparameters, carry)
+        return before
+
     def _forward_at(self, hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
         """Return the weights of each client's forward pass, as in :func:`local.forward_at`."""
         if self.stage.at is None:
@@ -448,7 +473,62 @@ class Stack:
     def result(self) -> Carry:
         """Return the results of a stack's stage."""
         left = {self.stage.end: self.carry[self.stage.end], "aux": self.carry["aux"]}
+        if local.recipe(self.stage).keep_state:
+            left |= self._name_states()
         return select_clients(left, slice(len(self.plan.counts)))
+
+    def begin(self) -> None:
+        """Prepare the first step: kept optimiser states go to where the kernels look for them."""
+        if self.in_place and local.recipe(self.stage).keep_state:
+            sizes = self._param_sizes()
+            for value in self.carry[local.OPTIMISER].values():
+                # Not Adam's step counter, which is one number per client.
+                if value.dim() > 1:
+                    value.copy_(to_blocks(value, sizes))
+
+    def _name_states(self) -> Carry:
+        """Return the clients' optimiser states as trees (:func:`local.name_state`)."""
+        state = dict(self.carry[local.OPTIMISER])
+        if not state:
+            # SGD without momentum.
+            return {}
+        if self.in_place:
+            sizes = self._param_sizes()
+            for slot, value in state.items():
+                if value.dim() > 1:
+                    state[slot] = to_rows(value, sizes)
+        params = trees.pick(self.carry[self.stage.end], self.net.layout.params)
+        named: Carry = vmap(local.name_state)(state, params)
+        return named
+
+    def _param_sizes(self) -> list[int]:
+        """Return how many numbers each parameter of a client has, in order."""
+        params = trees.pick(self.carry[self.stage.end], self.net.layout.params)
+        return [leaf[0].numel() for leaf in params.values()]
+
+
+def to_blocks(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return what an optimiser remembers, a row per client, in the order of the kernels.
+
+    Args:
+        rows: (K, P): for each client the numbers of all tensors.
+        sizes: How many numbers of a client each tensor has.
+    """
+    blocks = [part.reshape(-1) for part in torch.split(rows, list(sizes), 1)]
+    return torch.cat(blocks).view(rows.shape)
+
+
+def to_rows(blocks: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Undo :func:`to_blocks` for the GPU kernels' results: return a row per client.
+
+    >>> rows = torch.arange(6).view(2, 3)
+    >>> blocks = to_blocks(rows, [1, 2])
+    >>> blocks.tolist(), torch.equal(to_rows(blocks, [1, 2]), rows)
+    ([[0, 3, 1], [2, 4, 5]], True)
+    """
+    clients = len(blocks)
+    parts = torch.split(blocks.reshape(-1), [size * clients for size in sizes])
+    return torch.cat([part.view(clients, -1) for part in parts], 1)
 
 
 def select_clients(carry: Carry, clients: Any) -> Carry:
@@ -466,6 +546,7 @@ def expand_flags(flags: Tensor, like: Tensor) -> Tensor:
 
 def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None) -> Carry:
     """Do all steps of a stack; ``advance(active, ragged)`` can replace ``stack.advance``."""
+    stack.begin()
     counts = stack.plan.counts
     is_full = stack.plan.sizes == stack.plan.row.shape[2]
     # The first client has the most steps.

@@ -187,7 +187,7 @@ class Flower:
         if not isinstance(answer, ResendRequest):
             exchange.answer = answer
         elif exchange.is_second:
-            sentence = f"client {task.to} was sent all masks, and still lacks some."
+            sentence = f"client {task.to} was sent all masks, but still lacks some."
             exchange.answer = Lost(task.to, "unreadable", sentence)
         else:
             # The server was wrong about this client, so it forgets all that it assumed.
@@ -244,9 +244,9 @@ def _check_identity(letter: Letter, task_id: str) -> None:
     """Refuse the answer to another task, such as an old answer that is sent again."""
     answered = letter.note.get("answers")
     if answered is None:
-        raise WireError("it does not say which task it answers; it cannot be read.")
+        raise WireError("it does not name the task that it answers; it cannot be read.")
     if answered != task_id:
-        raise UnexpectedReport("duplicate", "the answer to another task.")
+        raise UnexpectedReport("duplicate", "the answer to a different task.")
 
 
 def _read(run: Run, task: Task, expected: ExpectedReport, letter: Letter) -> Answer | ResendRequest:
@@ -279,7 +279,8 @@ def _read_loss(task: Task, letter: Letter) -> Lost:
 def lose_by_error(
     task: Task, error: Any, timeout: float | None = None, waited: float = 0.0
 ) -> Lost:
-    """Return the loss for an error of Flower: too late, the node is gone, or its app failed.
+    """Return the loss for an error of Flower: too late, the node cannot be reached, or its app
+    failed.
 
     Args:
         task: The task.
@@ -296,7 +297,7 @@ def lose_by_error(
         return Lost(task.to, "late", f"the answer of client {task.to} came too late for Flower.")
     text = clean_text(str(error.reason or "no reason given"), LONGEST_REASON).rstrip(".")
     if error.code in GONE:
-        return Lost(task.to, "died", f"the node of client {task.to} is gone: {text}.")
+        return Lost(task.to, "died", f"the node of client {task.to} cannot be reached: {text}.")
     return Lost(task.to, "crashed", f"the app of client {task.to} failed: {text}.")
 
 

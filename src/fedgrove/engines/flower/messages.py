@@ -44,7 +44,7 @@ Head = dict[str, Any]
 
 
 def check_installed(*packages: str) -> None:
-    """Refuse to go on without Flower, or without other packages that it needs.
+    """Refuse to continue without Flower, or without other packages that it needs.
 
     Raises:
         InputError: A package is not installed.
@@ -62,7 +62,7 @@ def check_installed(*packages: str) -> None:
 # ---- letters -------------------------------------------------------------------------------------
 
 Note = Mapping[str, str | int]
-"""What is sent with a message but is no part of it: the run's name, why a task was lost."""
+"""What is sent with a message but is not part of it: the run's name, why a task was lost."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def read_letter(content: Any, longest: int | None = None) -> Letter:
         # Before anything is copied.
         length = sum(len(array.data) for array in record.values())
         if longest is not None and length > longest:
-            sentence = f"{length} bytes, where an answer has at most {longest}."
+            sentence = f"{length} bytes; an answer has at most {longest}."
             raise UnexpectedReport("packets", sentence)
         note = {str(key): value for key, value in content.config_records["note"].items()}
         head = b""
@@ -199,7 +199,7 @@ def read_letter(content: Any, longest: int | None = None) -> Letter:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(f"a message was not made by fedgrove: it lacks {error}.") from None
     if len(codecs) > 1:
-        raise WireError("the parts of a message name several codecs; they must name one.")
+        raise WireError("the parts of a message name several codecs; they must name only one.")
     return Letter(head, packets, codecs.pop() if codecs else "", note)
 
 

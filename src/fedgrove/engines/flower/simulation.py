@@ -233,6 +233,7 @@ def _find_cause(error: BaseException) -> BaseException:
 
 
 def _answer(question: Head, node_config: Mapping[str, Any]) -> Head:
+    """Answer the question for a simulated node's partition and process."""
     return {"partition": read_partition(node_config), "process": describe_process()}
 
 

@@ -384,8 +384,8 @@ class Pool:
         else:
             _, task = window.open[worker.job]
             sentence = (
-                f"worker {died} while it worked for client {task.to}, as one had before; it may "
-                "have run out of memory."
+                f"worker {died} while it worked for client {task.to}, like another worker before; "
+                "it may have run out of memory."
             )
             window.close(worker.job, Lost(task.to, "died", sentence))
 

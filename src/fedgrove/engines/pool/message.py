@@ -27,7 +27,7 @@ Indices = tuple[tuple[str, int, int | None], ...]
 
 @dataclass(frozen=True)
 class Envelope:
-    """A task or report without its tensors, which travel as a list of trees in shared memory."""
+    """A task or report without its tensors, which are sent as a list of trees in shared memory."""
 
     body: Any
     packets: Indices

@@ -208,6 +208,7 @@ def _reserve(name: str, size: int) -> SharedMemory:
 
 
 def _full(size: int, error: OSError) -> SharedMemoryFull:
+    """Return the error for shared memory without enough room."""
     return SharedMemoryFull(
         f"shared memory has no room for {size / 2**20:.1f} MiB ({error.strerror or error}); free "
         "some of /dev/shm, or use --engine serial."

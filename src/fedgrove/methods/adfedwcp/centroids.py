@@ -68,6 +68,9 @@ class Adaptive:
     """Whether the device's speed limits k too."""
     weak: float = 0.25
     strong: float = 1.0
+    follow_trace: bool = True
+    """Whether b is the bandwidth at the start of each exchange (ours), if the run has a trace;
+    False: the bandwidth before the first round, as the paper assumes."""
 
     def __post_init__(self) -> None:
         check(2 <= self.k_min <= 256, "k_min", self.k_min, "in 2..256")

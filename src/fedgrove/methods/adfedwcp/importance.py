@@ -127,7 +127,7 @@ class Right:
     """What Measure sums where layers are weighed otherwise: the network's right answers alone."""
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        """As :class:`Hits` names them; where targets are no classes, only how many there are."""
+        """As :class:`Hits` names them; where targets are not classes, only how many there are."""
         counted = {"all": batch.weight.sum()}
         if net.problem.kind != CLASSES.kind:
             return counted

@@ -202,6 +202,7 @@ def _walk_back(solved: Solved, k: Tensor) -> Tensor:
 
 
 def _in_order(x: Tensor) -> Line:
+    """AdFedWCP: sort the weights to cluster, with their cumulative sums."""
     values = x.sort().values
     return Line(values, torch.nn.functional.pad(values.cumsum(0), (1, 0)))
 

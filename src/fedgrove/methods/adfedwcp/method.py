@@ -2,7 +2,7 @@ r"""AdFedWCP: a personal model per client, sent clustered, with centroids by lay
 
 (Adaptive Federated Weight-Clustering Pruning; see docs/papers/adfedwcp.md.)
 
-Before round 0 every client says how important its layers are at the initial model. Round
+Before round 0 every client reports how important its layers are at the initial model. Round
 :math:`t`, cohort :math:`S_t`; th_g shared, th_k personal, M_k its mask::
 
     k_kj = min(lower, upper), by importance, data, bandwidth               -> Adaptive
@@ -12,21 +12,23 @@ Before round 0 every client says how important its layers are at the initial mod
            (or by magnitude or gradient, ours                              -> parts.importance)
     th_g = sum_k n_k c_k / sum_k n_k                                       -> WeightedMean
 
-A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one, it only
-pulls; a pruned weight keeps its value, and may return. With nothing clustered (``Fixed(0)``) and no
-pull, every client trains alone.
+A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one but only
+pulls it; a pruned weight keeps its value and may return, unless ``zero_pruned`` sets it to 0. With
+nothing clustered (``Fixed(0)``) and no pull, every client trains alone. In a run with a bandwidth
+trace, centroids follow the bandwidth at the start of each exchange (ours).
 
-- Shared: clustered copies of personal models, with centroids by importance and bandwidth.
-- A client uses: its own model under its mask.
+- Shared: clustered copies of personal models; the number of centroids depends on importance and
+  bandwidth.
+- A client uses: its personal model under its mask.
 - Bytes in the paper: at ``k_max``, as ``fedwcp``.
 - Secure aggregation: no; clients report the importance of their layers and an accuracy; the server
-  keeps the first per client.
+  stores the importance of each client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -61,6 +63,7 @@ from ...parts.gradient import Gradient
 from ...parts.mask import weights_to_prune
 from ...parts.one_model import dense_bytes, use_network_start
 from ...problems import CLASSES
+from ...renamed import rename_field
 from ...trees import Mask, Tree
 from . import kmeans
 from .anneal import AnnealedPull
@@ -93,12 +96,12 @@ class State:
     size: int
     """All numbers of the model."""
     devices: dict[int, tuple[int, float, float, int]]
-    """Every client's examples, bandwidth, speed and memory."""
+    """Every client's examples, bandwidth, speed and memory, as the server knows them now."""
     fewest: int
     most: int
     """Examples of any client."""
     omegas: dict[int, tuple[float, ...]]
-    """The importance of every layer, by client, as the client last said."""
+    """The importance of every layer, by client, as the client last reported it."""
     weighed: bool = False
     """Whether clients have weighed their layers before the first round."""
     accuracy: float | None = None
@@ -116,24 +119,36 @@ class AdFedWCP(CommonParts):
     """Personal models that send themselves clustered, by importance, data and bandwidth."""
 
     allocation: Adaptive | Fixed = Adaptive()
-    """How many centroids each layer of a client gets: ``Adaptive``, or ``Fixed`` for all alike."""
+    """How many centroids each layer of a client gets: ``Adaptive``, or ``Fixed`` (the same number
+    for all)."""
     importance: Literal["imprint", "magnitude", "gradient", "alike"] = "imprint"
-    """What layers are weighed by: imprinting, mean |w|, mean |w g|, or not at all, 1/L each."""
+    """How the importance of layers is measured: imprinting, mean |w|, mean |w g|, or equal (1/L
+    each)."""
     broadcast: int = 0
     """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
-    returns: bool = True
-    """Whether a pruned weight keeps its value, as the paper says; False: it begins at 0 in the next
-    round, nearly as in the authors' code, and models become far sparser."""
+    zero_pruned: Literal["never", "round", "batch"] = "never"
+    """When pruned weights are set to 0: never, so that they keep their values, as in the paper;
+    before every round; or before every batch, as in the authors' code. Zeroing makes models
+    sparser."""
     pull: AnnealedPull = AnnealedPull()
     """The pull towards the shared model; it fades over the rounds."""
+    returns: InitVar[bool | None] = field(default=None, kw_only=True)
+    """The old name of ``zero_pruned``, which will be removed in the next release
+    (:mod:`fedgrove.renamed`)."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, returns: bool | None) -> None:
+        if returns is not None:
+            name, value = rename_field(type(self), "returns", returns)
+            object.__setattr__(self, name, value)
         allowed = "0, or in 2..256"
         check(
             self.broadcast == 0 or 2 <= self.broadcast <= 256, "broadcast", self.broadcast, allowed
         )
         ways = ("imprint", "magnitude", "gradient", "alike")
         check(self.importance in ways, "importance", self.importance, f"one of {', '.join(ways)}")
+        times = ("never", "round", "batch")
+        is_known = self.zero_pruned in times
+        check(is_known, "zero_pruned", self.zero_pruned, f"one of {', '.join(times)}")
 
     # ---- the server ------------------------------------------------------------------------------
 
@@ -142,9 +157,9 @@ class AdFedWCP(CommonParts):
         weights_to_prune(setup.layout, 0.0 if self.clusters else 1.0)
         if self.importance == "imprint" and setup.net.problem.kind != CLASSES.kind:
             raise InputError(
-                f"adfedwcp weighs layers by imprinting, which needs classes, and the targets are "
-                f"{setup.net.problem.name}; weigh them otherwise: --set importance=gradient, "
-                "magnitude or alike."
+                "adfedwcp measures the importance of layers by imprinting, which needs classes, "
+                f"and the targets are {setup.net.problem.name}; measure it differently: --set "
+                "importance=gradient, magnitude or alike."
             )
         layout = setup.layout
         clients = setup.all_clients("keeps the importance of every client's layers")
@@ -176,7 +191,7 @@ class AdFedWCP(CommonParts):
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The shared model, for those who have no personal one yet."""
+        """The shared model, for clients that have no personal one yet."""
         return {"model": Packet(state.model)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -188,6 +203,16 @@ class AdFedWCP(CommonParts):
         for client in cohort:
             tasks.append(Task(client, model, {"k": self.centroids(state, client)}))
         return tasks
+
+    def follow_devices(self, state: State, clients: Mapping[int, ClientInfo]) -> State:
+        """The state with the present bandwidths of clients; everything else about them stays."""
+        if not isinstance(self.allocation, Adaptive) or not self.allocation.follow_trace:
+            return state
+        devices = dict(state.devices)
+        for client, info in clients.items():
+            examples, _, speed, memory = devices[client]
+            devices[client] = (examples, info.bandwidth, speed, memory)
+        return replace(state, devices=devices)
 
     def centroids(self, state: State, client: int) -> list[float]:
         """AdFedWCP: the number of centroids of each layer of a client."""
@@ -251,6 +276,8 @@ class AdFedWCP(CommonParts):
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Weigh layers at the initial model; or train, cluster, weigh and send."""
+        # Where pruned weights are 0 at every step, the forward pass is under the mask anyway.
+        zeroes_each_batch = self.zero_pruned == "batch"
         return {
             "weigh": (
                 Edit(use_network_start),
@@ -265,7 +292,8 @@ class AdFedWCP(CommonParts):
                     start="personal",
                     end="trained",
                     mask="",
-                    at=under_mask,
+                    at=None if zeroes_each_batch else under_mask,
+                    project=under_mask if zeroes_each_batch else None,
                 ),
                 *self._cluster(),
                 Edit(mask_and_use),
@@ -331,7 +359,9 @@ class AdFedWCP(CommonParts):
         metrics = self._importance(carry, "used", client.layout)
         if "output" in carry.get("hits", {}):
             metrics["accuracy"] = accuracy(carry["hits"])
-        personal = carry["trained"] if self.returns else carry["used"]
+        # With "batch" the next round zeroes them under the new mask when it begins. So does the
+        # authors' code, which computes the pull's direction before that.
+        personal = carry["used"] if self.zero_pruned == "round" else carry["trained"]
         memory = {"personal": personal, "kept": carry["kept"]}
         return Outcome({"model": Packet(carry["clustered.model"])}, metrics, memory)
 
@@ -430,7 +460,12 @@ def clustered_start(client: Client, numbers: Tensor) -> Tree:
 
 
 def under_mask(params: Tree, carry: Carry) -> Tree:
-    """AdFedWCP: the weights as the forward pass sees them: 0 where the client has pruned them."""
+    """AdFedWCP: the weights as the forward pass sees them: 0 where the client has pruned them.
+
+    >>> theta = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    >>> under_mask(theta, {"kept": {"w": torch.tensor([True, False])}})
+    {'w': tensor([1., 0.]), 'b': tensor([3.])}
+    """
     # Absent where nothing is clustered: an empty tree is not remembered.
     kept = carry.get("kept", {})
     seen = dict(params)
@@ -484,7 +519,7 @@ def clustered_bytes(layout: Layout, k: int) -> int:
         weights = layout.count(_weights_of(layout, name))
         bits += clustered_bits(weights, 0, k)
         counted += weights
-    # Biases and norms travel as they are.
+    # Biases and norms are sent as they are.
     bits += 32 * (layout.size - counted)
     return -(-bits // 8)
 
@@ -509,6 +544,7 @@ def _counted_share(state: State, numbers: Sequence[float]) -> float:
 
 
 def _mean(numbers: Sequence[float], otherwise: float) -> float:
+    """AdFedWCP: the mean of numbers, or ``otherwise`` if there are none."""
     return sum(numbers) / len(numbers) if numbers else otherwise
 
 

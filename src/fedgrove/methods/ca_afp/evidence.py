@@ -1,6 +1,6 @@
 """What clients report about a group's weights, and the running sums the server keeps of it.
 
-A client measures its gradient at the model it was sent. Of the weights in use only the sign travels
+A client measures its gradient at the model it was sent. Of the weights in use only the sign is sent
 (one byte each before coding, about one bit after), of the pruned ones only the few with the largest
 gradients. Leaves are called ``scores.*`` so that the ledger shows what evidence costs.
 """

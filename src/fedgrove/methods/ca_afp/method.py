@@ -19,19 +19,19 @@ not a round::
 
 Evidence (variances, signs and gradients) comes with the training reports and is summed since the
 last pruning step. That of the first mask comes from the last f rounds of phase 2 or, without a
-phase 2, from the clustering exchange. Where no two clients of a group reported in the same round
-(a group of one, say) Coh = Con = 1: it prunes by magnitude and regrows by gradient. A group of
-which no client reported since the last step has no gradient: it prunes its deficit and does not
-churn. A client that missed the clustering does its part of it when it is first drawn, and joins the
-group nearest to its update.
+phase 2, from the clustering exchange. If no two clients of a group reported in the same round (as
+in a group of one) Coh = Con = 1: it prunes by magnitude and regrows by gradient. A group without
+any report since the last step has no gradient: it prunes its deficit and does not churn. A client
+that missed the clustering sends its update when it is first selected, and joins the group nearest
+to its update.
 
-Differs from the paper where that is silent or contradicts itself: docs/papers/ca-afp.md.
+Differs from the paper where it leaves something open or contradicts itself: docs/papers/ca-afp.md.
 
-- Shared: a sparse model per group, pruned and regrown by what the group agrees on.
+- Shared: a sparse model per group, pruned and regrown where the group's clients agree.
 - A client uses: its group's model, fine-tuned under the mask.
 - Bytes in the paper: 8 d (K + M (P1 + P2) + M Σ_t ρ_t).
-- Secure aggregation: no; clients send signs of gradients; groups come from single updates. With
-  ``density=1`` and ``churn=0``, which prune nothing, noise can be added.
+- Secure aggregation: no; clients send signs of gradients; groups are formed from single updates.
+  With ``density=1`` and ``churn=0``, which prune nothing, noise can be added.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ class CAAFP(CommonParts):
     phases: Phases = (0.5, 0.1, 0.4)
     """Warm-up, stabilisation, pruning: rounds that sum to the rounds, or shares that sum to 1."""
     density: float = 0.3
-    """The share of prunable weights that is kept in the end."""
+    """The share of prunable weights that is kept at the end."""
     start: float | None = None
     """Density of the first mask; None: the final one."""
     clusters: int = 3
-    """How many groups; 0: the number with the best silhouette."""
+    """Number of groups; 0: the number with the best silhouette."""
     weights: tuple[float, float, float] = (0.5, 0.25, 0.25)
     """Weights of magnitude, coherence and consistency in the score; they sum to 1."""
     churn: float = 0.05
@@ -127,7 +127,8 @@ class CAAFP(CommonParts):
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     """How clients are divided by their updates."""
     ask: int = 1000
-    """At most this many clients, drawn from the seed, form the groups; others join when drawn."""
+    """Maximum number of clients, drawn with the seed, that form the groups; others join when they
+    are selected."""
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

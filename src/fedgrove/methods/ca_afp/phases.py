@@ -35,7 +35,7 @@ class Churn:
         check(0 <= self.rate <= 1, "churn", self.rate, "in [0, 1]")
 
     def steps(self, rounds: int) -> range:
-        """CA-AFP: the rounds, counted from 1, before which a step stands.
+        """CA-AFP: the rounds, counted from 1, before which there is a pruning step.
 
         >>> list(Churn(every=5).steps(12))
         [5, 10]
@@ -126,7 +126,7 @@ class Clock:
 
     @property
     def steps(self) -> list[int]:
-        """CA-AFP: the t of phase 3 before whose broadcast a pruning step stands."""
+        """CA-AFP: the t of phase 3 with a pruning step before the broadcast."""
         pruning = self.phases[2]
         if pruning == 0:
             return []
@@ -135,7 +135,7 @@ class Clock:
 
     @property
     def step_is_due(self) -> bool:
-        """CA-AFP: whether a pruning step stands before the next round."""
+        """CA-AFP: whether there is a pruning step before the next round."""
         return self.prune_round in self.steps
 
     @property

@@ -2,7 +2,7 @@
 
 A rule is called with a model, the layers that may lose channels, a ratio, the round and the client.
 The ratio is the share of those layers' weights that go, each counted with the channel that it makes
-(FedAPTA's Table 5 counts so; what later layers read of a lost channel falls as well).
+(FedAPTA's Table 5 counts so; what later layers read of a removed channel is removed as well).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class RollingWindow:
 
 @dataclass(frozen=True)
 class RandomChannels:
-    """FedDrop's, of both papers called so: channels drawn anew for every round and client.
+    """FedDrop's, of both papers called so: channels drawn again for every round and client.
 
     With one ratio for all devices this is federated dropout of Caldas et al. (2018), as in Figure 2
     of FedAPTA; with a ratio for each device that of Wen et al. (2022).
@@ -207,7 +207,7 @@ def check_ratio(rule: ChannelRule, groups: Sequence[ChannelGroup], ratio: float)
         raise InputError(
             f"a device's pruning ratio is {ratio:g}, and layer '{narrowest.name}', of "
             f"{narrowest.size} channels, can lose at most {largest:g} of them (prune.most is "
-            f"{rule.most:g}, and one channel stays); give ratios up to that, or a wider net."
+            f"{rule.most:g}, and one channel is kept); give ratios up to that, or a wider net."
         )
 
 
@@ -269,7 +269,7 @@ def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) 
             raise InputError(
                 f"client {k}'s device has {device.memory} bytes of memory, and at a pruning ratio "
                 f"of {max(ratio_of.values()):g}, the largest, a training step of this net needs "
-                f"{least}; take a smaller net or batch, or a rule that cuts all layers alike "
+                f"{least}; use a smaller net or batch, or a rule that cuts all layers equally "
                 "(--set prune=UniformL1), or give the ratios (--set ratios=0,0.5)."
             )
     return {k: ratio_of[choose_width(device, options)] for k, device in devices.items()}

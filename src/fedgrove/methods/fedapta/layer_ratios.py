@@ -1,9 +1,9 @@
 """How much of each layer a device goes without: importances, and ratios that follow them.
 
-A *layer* here is a group of channels that fall together: one convolution, or those that a residual
-sum ties to each other. Pruning ratios do not fall where importance falls. The paper's program
-(Eq. 1) accepts any feasible point, also equal ratios; here it is determined: of all feasible points
-the one nearest to ratios that go with 1 / importance.
+A *layer* here is a group of channels that are removed together: one convolution, or those that a
+residual sum ties to each other. Pruning ratios do not fall where importance falls. The paper's
+program (Eq. 1) accepts any feasible point, also equal ratios; here it is determined: of all
+feasible points the one nearest to ratios that go with 1 / importance.
 """
 
 from __future__ import annotations

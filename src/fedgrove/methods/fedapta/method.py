@@ -3,7 +3,7 @@ r"""FedAPTA: devices of different tasks and strength, a model for each task that
 (Yu, Yuan, Wang, Cheng & Hu, "FedAPTA: Federated Multi-task Learning for Heterogeneous Devices with
 Adaptive Layer-wise Pruning and Task-aware Aggregation", 2025, Alg. 1 to 3.)
 
-Round :math:`t`, cohort :math:`S_t`; device i goes without a share :math:`\rho_i` of the weights of
+Round :math:`t`, cohort :math:`S_t`; device i does not get a share :math:`\rho_i` of the weights of
 the convolutional layers, and is in group t, whose task the server does not know::
 
     I_k    = mean |w| of layer k of the group's model w_t                   -> layer_importance
@@ -27,11 +27,11 @@ With ratio 0 for all, ``grouping=None`` and no drift this is FedAvg. Differs fro
 leaves open is decided in docs/papers/fedapta.md. The least ratio of a layer is ours, so that weak
 devices are really faster (``prune.least``); ``fedapta:paper`` has none, and the literal grouping.
 
-- Shared: a model for each task that the server finds, as narrow as each device needs.
+- Shared: a model for each task that the server finds, cut to a width that suits each device.
 - A client uses: its group's model, cut to its ratio.
 - Bytes in the paper: 8 d_s M T, the mean over the ratios.
-- Secure aggregation: no; the server groups devices by what each one sent; the sub-models are the
-  server's choice, so noise can be added.
+- Secure aggregation: no; the server groups devices by their single updates; it chooses the
+  sub-models, so noise can be added.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class State:
     head: tuple[str, ...]
     """The tensors whose updates are compared."""
     ratios: dict[int, float]
-    """By device: the share of weights that it goes without."""
+    """By device: the share of weights that it does not get."""
     first: Tree
     """The initial parameters, where newcomers begin once there are several groups."""
     models: dict[int, Tree]
@@ -143,16 +143,16 @@ class FedAPTA(CommonParts):
     """A model per task, found by the server; every device trains it as narrow as it must."""
 
     ratios: tuple[float, ...] = ()
-    """Pruning ratios, given to the devices in turn; empty: by what fits on each device."""
+    """Pruning ratios, assigned to the devices in turn; empty: what fits on each device."""
     prune: LayerwiseL1 | UniformL1 | RollingWindow | RandomChannels = LayerwiseL1()
-    """Which channels a device goes without: FedAPTA's rule, FedLPS', FedRolex' or FedDrop's."""
+    """Which channels a device does not get: the rule of FedAPTA, FedLPS, FedRolex or FedDrop."""
     grouping: Hdbscan | None = Hdbscan()
     """How tasks are found; none: all devices are one group."""
     last: int = 1
-    """How many of the last fully connected layers are compared."""
+    """Number of last fully connected layers that are compared."""
     drift: bool = False
-    """Whether devices correct for their drift (FedDC). Messages are then twice as long; with SGD
-    only."""
+    """Whether devices correct their drift (FedDC). Messages are then twice as long; only with
+    SGD."""
     correct: DriftCorrection = DriftCorrection()
     """FedDC's correction, used with ``drift``; ``alpha`` is the weight of its penalty."""
     use: str = "cut"
@@ -175,8 +175,8 @@ class FedAPTA(CommonParts):
             # An update of Adam's over its rate is about 1 for every weight, however small its
             # gradient: as a correction it would drown the loss.
             raise InputError(
-                "drift is true and the optimiser Adam; FedDC takes updates for sums of gradients, "
-                "which they are with SGD alone. Take that (--set optimiser=SGD --lr 0.1), or "
+                "drift is true and the optimiser Adam; FedDC uses updates as sums of gradients, "
+                "which is only correct with SGD. Use it (--set optimiser=SGD --lr 0.1), or "
                 "drift=false."
             )
         ratios = self._ratios(setup)
@@ -311,7 +311,7 @@ class FedAPTA(CommonParts):
     def _average(
         self, state: State, groups: Mapping[int, int], arrivals: Mapping[int, Arrival]
     ) -> tuple[dict[int, Tree], dict[int, Tree]]:
-        """Eq. 5: the mean of each group, and its mean update; a group without devices is gone.
+        """Eq. 5: the mean of each group, and its mean update; a group without devices is removed.
 
         A device that joins a group from another one began with another model: it counts from the
         next round on. In a new group those devices count that began with its commonest model.
@@ -371,7 +371,7 @@ class FedAPTA(CommonParts):
         """What the device kept of its drift, where it has the weight; 0 at first, or if regrouped.
 
         So is its correction: without an update of the round before there is nothing to correct. Nor
-        is there for a weight that the device lacked then: that it did not move is no evidence.
+        is there for a weight that the device lacked then: that it did not change is not evidence.
         """
         mask = carry.get("model.mask", {})
         group = carry["settings"]["group"]
@@ -456,7 +456,7 @@ def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
     if not linear:
         raise UnfitError(
             "it has no fully connected layer, and FedAPTA distinguishes tasks by the updates of "
-            "the last one; take a net that ends with one."
+            "the last one; use a net that ends with one."
         )
     allowed = f"at most {len(linear)}, the number of fully connected layers of this net"
     check(number <= len(linear), "last", number, allowed)

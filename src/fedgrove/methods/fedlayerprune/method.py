@@ -1,4 +1,4 @@
-r"""FedLayerPrune: one model, each layer pruned at its own rate, the mask by vote.
+r"""FedLayerPrune: one model, a pruning rate for each layer, and a mask by vote.
 
 (He, Cao, Zhang, Yang, "Efficient Federated Learning Method FedLayerPrune Based on Layer Adaptive
 Pruning", Electronics 15(5), 2026.)
@@ -12,20 +12,20 @@ Round :math:`t` of :math:`T`, cohort :math:`S_t`, :math:`\lambda_k = n_k / \sum_
     w    = sum_k lambda_k m_k w_k / sum_k lambda_k m_k                 -> WeightedMean
     m    = [sum_k lambda_k m_k > tau]                                  -> Vote
     every R rounds, of the weights outside m the zeta of largest
-    mean I_k over those who pruned them come back, with the value
+    mean I_k over clients that pruned them regrow, with the value
     the server still has                                               -> grown
 
-Channels whose filters are all pruned are gone, with their biases and norms, so that what trains and
-what is exported is really smaller. With ``p_base`` 0 this is FedAvg.
+Channels whose filters are all pruned are removed, with their biases and norms, so that the trained
+and the exported model are really smaller. With ``p_base`` 0 this is FedAvg.
 
 Differs from the paper: docs/papers/fedlayerprune.md. The preset ``literal`` has its rules as they
 are printed, ``reported`` the density of its tables.
 
-- Shared: a sparse model, each layer at its own rate, its mask voted on by the clients.
+- Shared: a sparse model; each layer has a different pruning rate, and clients vote on the mask.
 - A client uses: the shared smaller model.
 - Bytes in the paper: M Σ_t 2 (4 Σ_l r_lt d_l + d / 8).
-- Secure aggregation: yes; clients choose masks and send scores. Sums of values, masks and scores
-  are all the server needs; dense.
+- Secure aggregation: yes; clients choose masks and send scores. The server needs only sums of
+  values, masks and scores; messages are then dense.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class State:
     proportions: dict[int, float]
     """How strong each device is compared with the typical one; empty without ``devices``."""
     stability: float = 1.0
-    """The share of mask bits that the last round left as they were."""
+    """The share of mask bits that did not change in the last round."""
 
 
 @dataclass(frozen=True)
@@ -110,27 +110,27 @@ class FedLayerPrune(CommonParts):
     from ``density``."""
     density: float = 0.5
     """Without ``p_base``: the share of the prunable weights that a client keeps, averaged over the
-    rounds. Clients disagree, and so the vote leaves the shared model denser than that. Where rates
-    are measured, or devices have their own, it is only what they start from."""
+    rounds. Because clients disagree, the vote makes the shared model denser. If rates are measured,
+    or differ between devices, this is only their starting point."""
     p_max: float = 0.8
-    """No layer loses more than this share."""
+    """The largest pruning rate of a layer."""
     rates: KindAndDepth | Alike | Allocated | LearnedSensitivity = KindAndDepth()
     """How rates differ between layers."""
     schedule: Piecewise = Piecewise()
     """How rates grow over the rounds (Eq. 7)."""
     score: Fisher | Magnitude = Fisher()
-    """How much a weight matters."""
+    """How weights are scored."""
     hybrid: Hybrid | LiteralHybrid = Hybrid()
-    """How a client prunes channels first and weights then."""
+    """How a client prunes channels first and then weights."""
     vote: Vote = Vote(0.3)
     """How clients agree on one mask (Eq. 12)."""
     renormalise: bool = True
-    """Whether a weight's mean is over the clients that keep it. False: as the paper prints it,
-    where a weight that few keep shrinks."""
+    """Whether a weight's mean is over the clients that keep it. False: as printed in the paper,
+    which makes a weight smaller that few clients keep."""
     every: int = 5
-    """Rounds between two regrowths, R."""
+    """R, the rounds between two regrowths."""
     regrow: float = 0.05
-    """The share of pruned weights that come back, zeta."""
+    """zeta, the share of pruned weights that regrow."""
     devices: bool = False
     """Whether slower devices prune more (``--profile``)."""
 
@@ -234,7 +234,8 @@ class FedLayerPrune(CommonParts):
         return self.prunes and self.regrow > 0 and is_due
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """Eqs. 11 and 12: the mean over those who keep a weight, and the vote on the mask."""
+        """Eqs. 11 and 12: the mean over the clients that keep a weight, and the vote on the
+        mask."""
         before = trees.pick(state.mask, state.prunable)
         mean = self.mean.start(state.model)
         votes = self.vote.start(before)
@@ -249,7 +250,7 @@ class FedLayerPrune(CommonParts):
             kept = packet.mask
             if not self.renormalise and kept is not None:
                 # What a client pruned counts as 0, as Eq. 11 has it. Norms and biases are never
-                # pruned by themselves: theirs is the mean over those who have the channel.
+                # pruned by themselves: theirs is the mean over the clients that have the channel.
                 kept = {name: leaf for name, leaf in kept.items() if name not in before}
             mean.add(packet.values, report.examples, kept)
             if regrows and isinstance(self.score, Fisher):
@@ -418,7 +419,7 @@ def _check_examples(setup: Setup) -> None:
         if setup.clients[client].examples == 0:
             raise InputError(
                 f"client {client} has no training examples, and importances are measured on a "
-                "mini-batch; leave it out of the data, or take fewer clients."
+                "mini-batch; leave it out of the data, or use fewer clients."
             )
 
 
@@ -477,7 +478,7 @@ def _where_kept(kept: Mask, now: Tree, before: Tree) -> Tree:
     return model
 
 
-# ---- numbers that travel -------------------------------------------------------------------------
+# ---- numbers that are sent -----------------------------------------------------------------------
 
 
 def _numbered(numbers: Iterable[Any]) -> dict[str, Any]:
@@ -494,6 +495,7 @@ def _evidence_of(report: Report, prunable: Sequence[str]) -> Tree:
 
 
 def _numbers(tree: Tree) -> dict[str, float]:
+    """FedLayerPrune: convert a tree of single numbers to floats."""
     return {name: float(leaf) for name, leaf in tree.items()}
 
 

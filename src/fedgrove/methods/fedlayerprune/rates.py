@@ -118,7 +118,7 @@ class KindAndDepth:
                 raise UnfitError(
                     f"its layer '{layer.name}' is neither a convolution nor linear, and "
                     "KindAndDepth has a sensitivity for these two kinds only. Treat all layers "
-                    "alike (--set rates=Alike) or measure them (--set rates=LearnedSensitivity)."
+                    "equally (--set rates=Alike) or measure them (--set rates=LearnedSensitivity)."
                 )
             alpha = by_kind[layer.kind]
             # The middle of layer i, of layers of equal length that lie between 0 and 1.

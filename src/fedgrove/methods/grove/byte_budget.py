@@ -46,7 +46,7 @@ def parse_share(given: str | float) -> float:
     >>> parse_share("1%"), parse_share(0.02)
     (0.01, 0.02)
     """
-    allowed = "a share of FedAvg's bytes above 0 and up to 1, as '1%' or 0.01"
+    allowed = "a share of FedAvg's bytes above 0 and up to 1, such as '1%' or 0.01"
     percent = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", str(given))
     try:
         share = float(percent[1]) / 100 if percent else float(given)
@@ -64,7 +64,9 @@ def parse_size(given: str) -> float:
     """
     found = re.fullmatch(r"\s*(\d*\.?\d+)\s*([kMG]?B)\s*", str(given))
     size = float(found[1]) * UNITS[found[2]] if found else 0.0
-    check(size > 0, "budget", given, "bytes for one client in the whole run, as '8MB' or '500kB'")
+    check(
+        size > 0, "budget", given, "bytes for one client in the whole run, such as '8MB' or '500kB'"
+    )
     return size
 
 
@@ -127,7 +129,7 @@ class SampleMessages:
     model: Tree
     """What updates are like."""
     statistics: Tree
-    """What is sent whole next to them."""
+    """What is sent in full next to them."""
     evidence: int
     """How many numbers are sent up as evidence; half of them are 0."""
     metrics: Mapping[str, float]
@@ -222,12 +224,12 @@ def share_within(exchange: SampleMessages, share: str | float | None, budget: st
             needed = 100 * least / dense_bytes_of(start)
             raise InputError(
                 f"bytes is {share!r}; {cheapest} {needed:.3g}% of what FedAvg sends. Give more "
-                "than that, or take a larger net."
+                "than that, or use a larger net."
             )
         needed = least * turns_of(start)
         sentence = (
             f"budget is {budget!r}; {cheapest} {needed / 1e3:.4g}kB for each client in "
-            f"{start.rounds} rounds. Give more than that, or take fewer rounds or a smaller cohort."
+            f"{start.rounds} rounds. Give more than that, or use fewer rounds or a smaller cohort."
         )
         raise BudgetError(sentence, needed)
     return share_for(exchange.bytes, target)
@@ -268,7 +270,7 @@ def share_of_less(share: float, tree: Mapping[str, Tensor], mask: Mapping[str, T
 
 
 def rounded(share: float) -> float:
-    """Grove: round a share to four digits, because it travels with every task."""
+    """Grove: round a share to four digits, because it is sent with every task."""
     return float(f"{share:.4g}")
 
 

@@ -1,4 +1,4 @@
-"""How heads move, as evidence of which clients are alike: what Grove finds its groups by.
+"""How heads move, as evidence of which clients are similar: what Grove finds its groups by.
 
 A head (the last linear layer) sees what a client's labels do to the same features; its change is
 short, and says more of the kind of a client than the change of all other layers. Of each client two
@@ -112,8 +112,8 @@ def regrouped(
 ) -> dict[int, int]:
     """Grove: the groups after a round; a client that reported may change its group.
 
-    Clients that have none yet join one with their first report. Those of whom no evidence is kept
-    join anew with each; of them the last are remembered.
+    Clients that have none yet join one with their first report. Clients without stored evidence
+    join again with each; of them the last are remembered.
     """
     after = dict(groups)
     members = {client: known for client, known in evidence.items() if client in groups}

@@ -18,21 +18,21 @@ sent the updates that it has missed: V_k = P_g, and after each round::
 C takes the largest share of each layer, each as a sign times one magnitude (-> ternary.coded). The
 shares are given, or follow from a budget of bytes (-> byte_budget).
 
-A client uses v_k, or its group's model with a part of its last step, (V_k + keep (x_k - V_k),
-h_k): the group takes what did better on a tenth of its members' training data, another one in each
-round, that both were not trained on in that round (-> compare, add_merits).
-Clients are divided into groups when what their heads do in one half of their reports shows again in
-the other half (-> head_evidence, HeldOutGroups); a client nearer to another group moves there. A
-group's model may lose its weakest channels, and a client whose device is too small for it has fewer
-still (-> ChannelMasks, narrow_clients). With all of it off the model itself travels, and this is
-FedAvg (:data:`PRESETS`, "off").
+A client uses v_k, or its group's model with a part of its last step, (V_k + keep (x_k - V_k), h_k):
+the group uses the kind of model that was better on a tenth of its members' training data, a
+different tenth in each round, which neither was trained on in that round (-> compare, add_merits).
+Clients are divided into groups if the changes of their heads in one half of their reports predict
+those in the other half (-> head_evidence, HeldOutGroups); later, a client that is nearer to another
+group moves there. A group's model may lose its weakest channels, and a client whose device is too
+small for it has even fewer (-> ChannelMasks, narrow_clients). With all parts off the model itself
+is sent, and this is FedAvg (:data:`PRESETS`, "off").
 
-- Shared: a model per group that it finds, without its head; updates travel as a few signs, both
-  ways.
+- Shared: a model for each group that is found, without its head; updates are sent as a few signs,
+  both ways.
 - A client uses: a personal model, or its group's model with its own head and last step.
 - Bytes in the paper: M T (c(``up``) + c(``down``)) and evidence, or the budget.
-- Secure aggregation: no; clients report how their heads moved, and which kind of model did better;
-  groups, and what each client lacks, follow from single reports.
+- Secure aggregation: no; clients report the change of their heads, and which kind of model was
+  better; the server uses single reports for groups and for what each client lacks.
 """
 
 from __future__ import annotations
@@ -106,54 +106,55 @@ class Grove(CommonParts):
     down: float = 0.1
     """The share of a difference that the server sends, of each layer; 1: the model itself."""
     bytes: str | float | None = None
-    """Replaces the two shares: how much the run sends both ways, as a share of what FedAvg sends
-    with the same net, cohort and rounds ("1%", 0.01); less where half of each layer takes less.
-    Both directions get the same share."""
+    """Replaces the two shares: the bytes of the run, both ways, as a share of FedAvg's bytes with
+    the same net, cohort and rounds ("1%", 0.01). At most half of each layer is sent, which may take
+    less. Both directions get the same share."""
     budget: str | None = None
-    """Replaces ``bytes``: how much a client may send and receive in the whole run, on average
+    """Replaces ``bytes``: bytes that a client may send and receive in the whole run, on average
     ("8MB")."""
     server: Literal["auto", "views", "versions"] = "auto"
-    """How the server knows what clients have received: by a model for each client ("views"), or by
-    versions of each group's model ("versions"); "auto" takes views while all fit into 1 GiB."""
+    """How the server keeps track of what clients have received: as a model for each client
+    ("views"), or as versions of each group's model ("versions"); "auto" uses views if all fit into
+    1 GiB."""
     room: float = 4.0
-    """With versions: how much memory the server takes for updates that clients may have missed, in
-    sizes of the model."""
+    """With versions: the server's memory for updates that clients may have missed, in models."""
     step: float = 1.25
-    """How far the server goes along the mean update."""
+    """The server's learning rate: a factor of the mean update."""
     home: bool = True
-    """Whether the last layer and the norm layers stay on the client."""
+    """Whether the last layer and the norm layers are kept on the client."""
     own: Literal["none", "offset", "pulled", "chosen"] = "chosen"
     """What a client uses: its group's model ("none"); that model with a part of the client's last
-    step ("offset"); a personal model, pulled towards the group's ("pulled"); or whichever of the
-    last two does better in its group, on a part of the training data that changes with each round
-    and is left out of it ("chosen")."""
+    step ("offset"); a personal model, pulled towards the group's ("pulled"); or the better of the
+    last two in its group ("chosen"), measured on a part of the training data that is not trained on
+    and changes with each round."""
     keep: float = 0.5
-    """The part of its last step away from the group's model that a client keeps."""
+    """With an offset: the part of its last step away from the group's model that a client keeps."""
     pull: Proximal = Proximal(mu=0.1)
     """The pull of a personal model towards its group's."""
     finding: HeldOutGroups = HeldOutGroups()
     """How groups are found; ``most=1``: never."""
     forget: float = 0.3
-    """The share of a client's evidence that fades with each new report."""
+    """The share of a client's evidence that is dropped with each new report."""
     ask: int = 1000
-    """Evidence is kept of at most this many clients; others join a group with each report."""
+    """Maximum number of clients whose evidence is stored; others join a group with each report."""
     density: float = 1.0
     """The share of channels that a group's model keeps."""
     thin: float = 0.25
-    """Groups lose channels when they are found, or after this share of the rounds."""
+    """Channels are removed when groups are found, or after this share of the rounds."""
     fit: bool = True
-    """Whether a client whose device cannot hold or train the whole net has fewer channels."""
+    """Whether a client has fewer channels if its device does not have the memory or speed for the
+    whole net."""
     multiple: int = 8
-    """Widths are multiples of it where a layer is wide enough."""
+    """Widths are multiples of this if a layer is wide enough."""
     score: FilterL1 | FilterL2 = FilterL1()
-    """Which channels are kept: the largest."""
+    """How channels are scored; those with the highest scores are kept."""
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
         check(0 < self.down <= 1, "down", self.down, "in (0, 1]")
         if self.bytes is not None and self.budget is not None:
             raise InputError(
-                f"bytes is {self.bytes!r} and budget is {self.budget!r}; both say how much may be "
+                f"bytes is {self.bytes!r} and budget is {self.budget!r}; both set how much may be "
                 "sent: give one of them."
             )
         shares_are_given = (self.up, self.down) != (Grove.up, Grove.down)
@@ -216,14 +217,14 @@ class Grove(CommonParts):
         """One group; all clients know the initial parameters, which cost no bytes."""
         if self.home and not setup.layout.head:
             raise UnfitError(
-                "the last layer would stay with the client, and it has none with parameters. "
-                "Share all layers (--set home=false), or take a net that ends in one."
+                "the last layer would be kept on the client, but the net has no layer with "
+                "parameters. Share all layers (--set home=false), or use a net that ends in one."
             )
         weights, statistics = self.client.shared_names(setup.layout)
         if not weights:
             raise UnfitError(
-                "nothing is shared: its last layer is all it has, and would stay with the client. "
-                "Share all layers (--set home=false), or take a deeper net."
+                "nothing would be shared: the net has only its last layer, which would be kept on "
+                "the client. Share all layers (--set home=false), or use a deeper net."
             )
         model = trees.pick(setup.params, weights)
         narrow: dict[int, float] = {}
@@ -457,7 +458,7 @@ class Grove(CommonParts):
     # ---- channels --------------------------------------------------------------------------------
 
     def _scored(self, state: State) -> State:
-        """Every channel judged anew, by its group's model."""
+        """Every channel scored again, by its group's model."""
         if not state.structure:
             return state
         structure = groups_from_plain(state.structure)

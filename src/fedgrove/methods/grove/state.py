@@ -29,7 +29,7 @@ class State:
     models: dict[int, Tree]
     """By group, without what stays with clients."""
     statistics: dict[int, Tree]
-    """By group: running statistics, which are sent whole."""
+    """By group: running statistics, which are sent in full."""
     client_views: ClientViews
     """What each client knows of its group's model."""
     groups: dict[int, int]
@@ -38,7 +38,7 @@ class State:
     """By group: by how much clients do better with an offset than with personal models, summed over
     examples of the rounds' folds, and how many those were. Older rounds count less."""
     structure: PlainGroups
-    """Which channels fall together, where any may go."""
+    """Which channels are removed together, where any may go."""
     scores: dict[int, Tree]
     """By group: how good each channel is, where any may go."""
     narrow: dict[int, float]
@@ -86,7 +86,8 @@ class GroupRound:
     mean: Average
     clients: list[int] = field(default_factory=list)
     merits: list[tuple[float, float]] = field(default_factory=list)
-    """By how much the offset was better, and on how many examples, of each client that says so."""
+    """By how much the offset was better, and on how many examples, of each client that reports
+    them."""
 
 
 def add_merits(

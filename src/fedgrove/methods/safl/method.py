@@ -1,6 +1,6 @@
-r"""SAFL: clients that are alike prune alike (Li, Wang, Du, Cai & Wang, "SAFL: Structure-Aware
-Personalized Federated Learning via Client-Specific Clustering and SCSI-Guided Model Pruning",
-Alg. 1 and 2).
+r"""SAFL: similar clients prune the same channels (Li, Wang, Du, Cai & Wang, "SAFL: Structure-Aware
+Personalized Federated Learning via Client-Specific Clustering and SCSI-Guided Model Pruning", Alg.
+1 and 2).
 
 Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients; cluster
 models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
@@ -20,17 +20,18 @@ Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers 
 (Hermes; lines of Alg. 2)::
 
      4  u_k  = E epochs of min CE from (its norms, w M_k)                   -> own, Train
-     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i   -> WeightedMean
+     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over clients with i     -> WeightedMean
 
-All K models travel down in stage 1, one up. Stage 2 begins with the client's own model; from then
-on it gets its part of w. Without a stage 1 this is FedBN.
+In stage 1 all K models are sent down, and one is sent up. Stage 2 begins with the client's own
+model; from then on the client receives its part of w. Without a stage 1 this is FedBN.
 
-Differs from the paper where that is silent or contradicts itself: docs/papers/safl.md.
+Differs from the paper where it leaves something open or contradicts itself: docs/papers/safl.md.
 
-- Shared: what sub-models have in common; before that, channels are pruned as similar clients prune.
+- Shared: the parameters that sub-models have in common; before that, similar clients are pulled
+  towards pruning the same channels.
 - A client uses: its own smaller model.
 - Bytes in the paper: 4 K (2 C d + d + C Σ_{t<T−1} d_t + Σ_t d_t) + 8 d_T M G.
-- Secure aggregation: no; clients report their cluster and choose channels, and the server remembers
+- Secure aggregation: no; clients report their cluster and choose channels, and the server stores
   both.
 """
 
@@ -112,8 +113,8 @@ class SAFL(TwoStages):
     """Personal sub-models, pruned as similar clients prune; what they share is averaged."""
 
     clusters: int = 1
-    """How many cluster models; 0: found. It begins with five (or one per client) and drops those
-    that no client chose for two rounds."""
+    """Number of cluster models; 0: starts with five (or one per client) and drops those that no
+    client chose for two rounds."""
     pull: GammaDistance = GammaDistance(0.004, to="model")
     """The pull towards the scales of the cluster's model; ``weight`` is mu."""
 
@@ -163,7 +164,8 @@ class SAFL(TwoStages):
         return [Task(k, send, density, verb) for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """Stage 1: fuse each cluster. Stage 2: the mean over those who have each parameter."""
+        """Stage 1: fuse each cluster. Stage 2: the mean over the clients that have each
+        parameter."""
         if state.round >= len(self.schedule):  # Alg. 2, line 5
             return average_widths(state, reports, self.mean)
         return self._fuse_clusters(state, reports)
@@ -269,10 +271,10 @@ class SAFL(TwoStages):
 class Fusion:
     """Heterogeneous model fusion of one cluster (Section III.B.5).
 
-    The channels that most clients of the cluster kept, each parameter averaged over those who have
-    it. Clients count alike here, as in the paper; the number of channels is what its clients keep
-    on average. Channels that equally many clients kept are decided by the mean of the score by
-    which clients prune, |gamma|, over the clients that have them.
+    The channels that most clients of the cluster kept, each parameter averaged over the clients
+    that have it. Clients have equal weight here, as in the paper; the number of channels is what
+    its clients keep on average. Channels that equally many clients kept are decided by the mean of
+    the score by which clients prune, |gamma|, over the clients that have them.
     """
 
     def __init__(self, groups: Sequence[ChannelGroup], score: Score, mean: Average) -> None:

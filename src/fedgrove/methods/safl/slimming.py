@@ -119,7 +119,7 @@ class Submodels(WideModel):
 
 @dataclass(frozen=True)
 class TwoStages(CommonParts):
-    """What SAFL and Hermes can both be told, and how both serve their clients."""
+    """The settings that SAFL and Hermes have in common, and how both serve their clients."""
 
     density: float = 0.7
     """The share of channels that a client keeps."""
@@ -128,14 +128,14 @@ class TwoStages(CommonParts):
     guided: int = 50
     """Epochs before a pruning step."""
     tune: int = 20
-    """Epochs after it."""
+    """Epochs after a pruning step."""
     devices: bool = False
-    """Whether a client keeps no more channels than its device can hold (``--profile``): its density
-    is lowered until the net fits memory and speed. Stage 1 itself trains the full width."""
+    """Whether a client only keeps as many channels as its device can train (``--profile``): its
+    density is lowered until the net fits memory and speed. Stage 1 still trains at full width."""
     share_head: bool = True
     """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
-    """How good a channel is: by the scale of its norm layer, or by its filters."""
+    """How channels are scored: by the scale of the norm layer, or by the filters."""
     sparse: GammaL1 = GammaL1(1e-4)
     """The term that makes scales sparse; ``weight`` is lambda."""
 

@@ -11,15 +11,15 @@ client, 0 at first::
     q      = STC_down(d + A);       A = d + A - q                   -> SparseTernary, feedback
     W      = W + q                                                  -> versions.publish
 
-Running statistics are no weights: they are averaged and sent whole. With ``head = "home"`` (ours)
-the last layer stays with the client. Where a direction is not compressed (a share of 1 that is not
-made ternary) the model itself travels; with both so, this is FedAvg.
+Running statistics are not weights: they are averaged and sent in full. With ``head = "home"``
+(ours) the last layer is kept on the client. If a direction is not compressed (a share of 1, not
+ternary), the model itself is sent; without compression in both directions this is FedAvg.
 
-- Shared: the model; updates travel as a few signs, both ways, and what they leave out comes later.
-- A client uses: the shared model; with ``head=home`` under its own last layer.
+- Shared: the model; updates are sent as a few signs, both ways; what they leave out is sent later.
+- A client uses: the shared model; with ``head=home`` with its own last layer.
 - Bytes in the paper: M T (g(p_up) + K/M g(p_down)).
-- Secure aggregation: yes; updates are averaged. Noise and secure sums undo the three values going
-  up; what comes down stays ternary.
+- Secure aggregation: yes; updates are averaged. With noise or secure sums the uplink is no longer
+  ternary; the downlink still is.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ class State:
     round: int
     published: Versions
     statistics: Tree
-    """The running statistics, which are sent whole; nothing where nothing is compressed."""
+    """The running statistics, which are sent in full; nothing where nothing is compressed."""
     left: Tree
     """A, the server's error."""
 
 
 @dataclass(frozen=True)
 class STC(CommonParts):
-    """One model for all; updates travel as a few signs, and what they leave out comes later."""
+    """One model for all; updates are sent as a few signs, and what they leave out comes later."""
 
     up: float = 0.01
     """The share of an update that a client sends."""
     down: float = 0.01
-    """The share of an update that the server publishes."""
+    """The share of an update that the server sends."""
     ternary: bool = True
-    """Whether what is sent is a sign times one magnitude; False: values as they are."""
+    """Whether values are sent as a sign times one magnitude; False: the values themselves."""
     scope: Scope = "model"
-    """Whether shares are of the whole model, or of each layer."""
+    """Whether the shares refer to the whole model or to each layer."""
     head: Literal["shared", "home"] = "shared"
-    """Whether the last layer is shared, or stays with the client (ours)."""
+    """Whether the last layer is shared, or kept on the client (ours)."""
     room: float = 4.0
-    """How much memory the server takes for updates that clients may have missed, in models."""
+    """The server's memory for updates that clients may have missed, in models."""
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
@@ -110,14 +110,14 @@ class STC(CommonParts):
         layout = setup.layout
         if self.head == "home" and not layout.head:
             raise UnfitError(
-                "the last layer would stay with the client, and it has none with parameters. "
-                "Share all layers (--set head=shared), or take a net that ends in one."
+                "the last layer would be kept on the client, but the net has no layer with "
+                "parameters. Share all layers (--set head=shared), or use a net that ends in one."
             )
         weights, statistics = self._names(layout)
         if not weights:
             raise UnfitError(
-                "nothing is shared: its last layer is all it has, and would stay with the client. "
-                "Share all layers (--set head=shared), or take a deeper net."
+                "nothing would be shared: the net has only its last layer, which would be kept on "
+                "the client. Share all layers (--set head=shared), or use a deeper net."
             )
         model = trees.pick(setup.params, weights)
         left: Tree = {}

@@ -31,7 +31,7 @@ from ..dropout import Dropout, Seed, draw_seed, is_plain, noise_of, zero_where
 from .winograd import POINTS, TILE, WIDTH, transforms
 
 _DROPS = (Dropout, nn.Identity)
-"""What may stand behind a block."""
+"""What may follow a block."""
 PADDING = WIDTH // 2
 """Zeros on either side, which keep the length."""
 

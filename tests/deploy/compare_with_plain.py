@@ -1,6 +1,6 @@
 """Seconds per round of FedAvg over real processes: plain Flower, and fedgrove, on the same nodes.
 
-``python -m tests.deploy.beside_plain``: a SuperLink under TLS and three nodes on this machine, the
+``python -m tests.deploy.compare_with_plain``: a SuperLink under TLS and three nodes on this machine, the
 same small model on the same examples, run by turns. It prints what docs/performance.md says.
 """
 
