@@ -34,18 +34,13 @@ from ..errors import InputError, check
 from ..nets.user_files import import_file, is_file_spec
 from ..options.definition import options_of
 from .enrolment import TIMES_USUAL, describe_client
-from .server import GRACE
+from .server import GRACE, TIMEOUT
 
 PACKAGE = "fedgrove_app"
 CODE = "code"
 """The folder of the user's own files, in the package."""
 WAIT = 600
 """Seconds that the app's server waits for its nodes."""
-TIMEOUT = 600
-"""Seconds after which a client that has not answered is lost, unless another number is given.
-
-A node that is connected and never answers would hold up the run for ever.
-"""
 NOT_CARRIED = re.compile(r"^test_.*\.py$|_test\.py$")
 """Files that Flower leaves out of an app, whatever they are."""
 
@@ -71,7 +66,7 @@ def write_app(
 
     The data are read once, to check that all fits and to write down the names of the classes; they
     do not go along. ``timeout`` is how many seconds the server waits for a client's answer; by
-    default :data:`TIMEOUT`.
+    default :data:`fedgrove.deploy.server.TIMEOUT`.
     """
     path = Path(folder)
     _check_free(path)
@@ -387,14 +382,17 @@ It reads the files that the app was written with. A node that has files of its o
 _README = """# {name} on Flower
 
 An app for {clients} clients. Every machine has fedgrove and Flower, the same version everywhere
-(`pip install 'fedgrove[flower]'`). The app itself goes to the server with `flwr run`, and from
-there to the nodes.
+(`pip install 'path/to/fedgrove[flower]'`, where path/to/fedgrove is a clone). The app itself goes
+to the server with `flwr run`, and from there to the nodes.
 
 - `fedgrove_app/data.py`: where a node's own data come from. **This is the file to change.**
 - `fedgrove_app/config.toml`: method, network, rounds, settings.
 - `pyproject.toml`, under `[tool.flwr.app.config]`: `out` (the run folder, on the server), `clients`
-  (how many nodes must take part), `wait` (seconds that they are waited for), `timeout` (seconds
-  after which a client that has not answered is lost; longer than a slow device trains).
+  (how many there are), `quorum` (this many are enough to start, after `grace` seconds), `wait`
+  (seconds after which a run without a quorum ends), `timeout` (seconds after which a client that
+  has not answered is lost; longer than a slow device trains), `most_examples` (a client that
+  reports more than this many times the median is refused), `keys` (the folder of `fedgrove keys` on
+  the server: each node may then be the clients of its key only).
 
 ## A try on this machine, without TLS
 
