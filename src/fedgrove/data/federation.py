@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core import ClientInfo, assign_folds
-from ..errors import InputError, check, shown, unknown
+from ..errors import InputError, check, is_plain_text, shown, unknown
 from ..options.groups import VALIDATION
 from ..problems import CLASSES, AnyProblem
 from .preparation import IDENTITY, Preparation
@@ -348,6 +348,22 @@ class Federation:
     elsewhere: bool = False
     preparation: Preparation = IDENTITY
     names: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        named = {
+            "data": (self.name,),
+            "client": self.names.values(),
+            "label": self.labels,
+            "channel": self.preparation.channels or (),
+        }
+        for kind, names in named.items():
+            for name in names:
+                # They reach every output of a run, and its files.
+                if not is_plain_text(str(name)):
+                    raise InputError(
+                        f"the name of a {kind} is {shown(name)}, which cannot be printed; rename "
+                        "the file, or change its text."
+                    )
 
     def preparation_of(self, k: int, round: int = 0) -> Preparation:
         """Return how the raw inputs of one client became its inputs."""
