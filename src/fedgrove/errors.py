@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -244,6 +245,8 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     there is no setting of ditto 'lambda'; did you mean 'pull.mu'? There are: local.batch, pull.mu.
     """
     names = sorted(allowed)
+    if len(given) > LONGEST_SHOWN or not is_plain_text(given):
+        given = clean_text(given, LONGEST_SHOWN)
     near = nearest(given, names)
     hint = f"; did you mean '{near}'?" if near else "."
     listed = ", ".join(names) or "none"
@@ -353,6 +356,19 @@ def list_some(names: Sequence[str], most: int = 5) -> str:
     if len(names) > most:
         listed += f" and {len(names) - most} more"
     return listed
+
+
+NOT_PLAIN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that steer a terminal, and surrogates, which cannot be written to a file."""
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether a text can be printed and stored as it is; it may have tabs and line breaks.
+
+    >>> is_plain_text("café"), is_plain_text("\\x1b[2J"), is_plain_text("\\udcff")
+    (True, False, False)
+    """
+    return NOT_PLAIN.search(text) is None
 
 
 LONGEST_SENTENCE = 1000

@@ -50,14 +50,10 @@ def write_ascii_where_needed() -> None:
     """Let stdout and stderr replace signs that their encoding lacks, instead of failing."""
     codecs.register_error(ENCODING_ERRORS, replace_signs)
     for stream in (sys.stdout, sys.stderr):
-        # The streams of a notebook or a test are of other types and take any text.
-        if isinstance(stream, io.TextIOWrapper) and not is_unicode(stream.encoding):
+        # The streams of a notebook or a test are of other types and take any text. Unicode has all
+        # signs, but not the surrogates in the name of a file whose bytes are no text.
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ENCODING_ERRORS)
-
-
-def is_unicode(encoding: str) -> bool:
-    """Return whether the terminal's encoding has every sign."""
-    return encoding.lower().replace("-", "").replace("_", "").startswith("utf")
 
 
 def replace_signs(error: UnicodeError) -> tuple[str, int]:
