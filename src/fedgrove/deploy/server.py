@@ -7,7 +7,7 @@ side of the run and reports what it has built (:mod:`.roster`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import chdir
+from contextlib import chdir, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def serve(
         )
     roster = Roster(grid, clients, quorum, grace, most_examples, declared)
     # The user's own files are named by their paths from there.
-    with chdir(code or "."):
+    with chdir(code or "."), closing(roster):
         return _serve(roster, config, path, clients, wait, timeout, watch)
 
 
@@ -197,20 +197,21 @@ def _serve(
         note_answer=roster.note_answer,
         absence=roster.explain_absence,
     )
-    if is_begun:
-        net = None
-        if not isinstance(experiment.net, str | None):
-            net = experiment.net
-        return api.resume(
-            path,
-            engine=engine,
-            data=federation,
-            net=net,
-            trust=True,
-            progress=False,
-            watch=_log_lines(watch),
-        )
-    return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
+    with closing(engine):
+        if is_begun:
+            net = None
+            if not isinstance(experiment.net, str | None):
+                net = experiment.net
+            return api.resume(
+                path,
+                engine=engine,
+                data=federation,
+                net=net,
+                trust=True,
+                progress=False,
+                watch=_log_lines(watch),
+            )
+        return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
 
 
 def _check_cohort(experiment: Experiment, config: Path | Experiment, clients: int) -> None:
