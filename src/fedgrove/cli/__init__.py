@@ -18,7 +18,16 @@ from typing import Any
 
 import typer
 
-from ..errors import EngineError, FedgroveError, FolderWarning, InputError, InputErrors, unknown
+from ..errors import (
+    EngineError,
+    FedgroveError,
+    FolderWarning,
+    InputError,
+    InputErrors,
+    make_printable,
+    shown,
+    unknown,
+)
 from ..options.definition import options_of
 
 __all__ = ["main"]
@@ -58,11 +67,13 @@ def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int
     except ClickError as error:
         return _fail(_sentence(error), 2)
     except OSError as error:
-        if error.errno not in _DISK_TROUBLE:
-            raise
         where = ""
         if error.filename:
-            where = f"{error.filename}: "
+            where = f"{shown(error.filename)}: "
+        if error.errno in _PATH_TROUBLE:
+            return _fail(f"{where}{error.strerror}; give another path.", 2)
+        if error.errno not in _DISK_TROUBLE:
+            raise
         return _fail(f"{where}{error.strerror}; free some space, or check the disk.", 1)
     # typer returns the code of an Exit, and otherwise what the command returned.
     if isinstance(code, int):
@@ -72,6 +83,8 @@ def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int
 
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What anything that writes can meet, a library's temporary files too."""
+_PATH_TROUBLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
+"""What looking at a path of the user's can meet, before anything is read."""
 
 
 def _show_warnings_as_sentences() -> None:
@@ -79,7 +92,7 @@ def _show_warnings_as_sentences() -> None:
 
     def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, FolderWarning):
-            print(f"fedgrove: {message}", file=sys.stderr)
+            print(f"fedgrove: {make_printable(str(message))}", file=sys.stderr)
         else:
             others(message, category, *rest, **named)
 
@@ -122,9 +135,9 @@ def _fail(reason: object, code: int) -> int:
     # One line for each thing that is wrong; line breaks in a sentence make no more of them.
     lines = []
     for sentence in sentences:
-        lines.append(" ".join(_spell_flag(str(sentence), command).split()))
-    text = "\n".join(lines)
-    print(f"fedgrove: {text}", file=sys.stderr)
+        text = " ".join(_spell_flag(str(sentence), command).split())
+        lines.append(make_printable(text))
+    print("fedgrove: " + "\n".join(lines), file=sys.stderr)
     return code
 
 

@@ -66,7 +66,8 @@ class Keys:
 def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ()) -> Keys:
     """Make a CA, a server certificate for ``hosts``, and authentication keys for the nodes.
 
-    Nothing is overwritten: a folder that has some of them is refused.
+    The folder becomes readable for the user only, and nothing is overwritten: a folder that has any
+    files is refused.
     """
     check(1 <= nodes <= MOST_NODES, "nodes", nodes, f"1 to {MOST_NODES}")
     if find_spec("cryptography") is None:
@@ -78,6 +79,7 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
     # Each host once, in the order given: the first one that was named is shown to the user.
     all_hosts = tuple(dict.fromkeys((*LOCAL, *map(_checked, hosts))))
     try:
+        _check_free(path, nodes)
         # Only the user may list it: it holds private keys.
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A folder that was there, or whatever the umask of the user.
@@ -103,13 +105,14 @@ def _checked(host: str) -> str:
     return host
 
 
-def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
+def _check_free(path: Path, nodes: int) -> None:
+    """Refuse a folder with files, whose rights would change."""
     files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt", DECLARED)]
     present = []
     for file in files:
         if file.exists():
             present.append(file)
-    names = tuple(f"node-{number}" for number in range(nodes))
+    names = _name_nodes(nodes)
     taken = [path / name for name in names if (path / name).exists()]
     if present:
         # A new authority would shut out every node that trusts the old one.
@@ -122,6 +125,19 @@ def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
         raise InputError(
             f"{taken[0]} is there already, and never overwritten; give another folder."
         )
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(
+            f"{path} holds other files, and a folder of keys is for its user only; give a folder "
+            "that is empty or not there yet."
+        )
+
+
+def _name_nodes(nodes: int) -> tuple[str, ...]:
+    return tuple(f"node-{number}" for number in range(nodes))
+
+
+def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
+    names = _name_nodes(nodes)
     _write_certificates(path, hosts)
     lines = [DECLARED_HEAD]
     for partition, name in enumerate(names):

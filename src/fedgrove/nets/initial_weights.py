@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, check_has_end
 from ..trees import Tree
 from .layout import Layout, frozen_parameters, named_tensors
 
@@ -62,6 +62,7 @@ def read_weights(spec: str) -> tuple[WeightsOrigin, Tree]:
             f"init is the folder {path}; give a file, as a run's own: "
             "RUN/models/client-00000.safetensors."
         )
+    check_has_end("init", place)
     try:
         data = place.read_bytes()
     except FileNotFoundError:

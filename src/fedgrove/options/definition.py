@@ -280,7 +280,11 @@ def find_value(value: Any, hint: Any) -> Any:
             except ValueError:
                 continue
     if str in alternatives and isinstance(value, str | PathLike):
-        return str(value)
+        text = str(value)
+        if "\0" in text:
+            # No file can have such a name, and the system's calls fail without a sentence.
+            raise ValueError(value)
+        return text
     raise ValueError(value)
 
 
