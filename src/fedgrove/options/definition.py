@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -281,8 +282,9 @@ def find_value(value: Any, hint: Any) -> Any:
                 continue
     if str in alternatives and isinstance(value, str | PathLike):
         text = str(value)
-        if "\0" in text:
-            # No file can have such a name, and the system's calls fail without a sentence.
+        # No file can have such a name, and the system's calls fail without a sentence. What cannot
+        # be encoded is a ValueError already.
+        if b"\0" in os.fsencode(text):
             raise ValueError(value)
         return text
     raise ValueError(value)
