@@ -375,6 +375,20 @@ LONGEST_SENTENCE = 1000
 """Letters of a sentence from another machine that are kept."""
 
 
+def make_printable(text: str) -> str:
+    """Return a text with a question mark for each character that a terminal must not get.
+
+    Files, columns and clients may have any name, and control characters can move the cursor, hide
+    what was printed, or reverse the direction of writing.
+
+    >>> make_printable("\x1b[31mred\u202e")
+    '?[31mred?'
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
     """Return text from another machine so that it is safe to print, log and store: one short line.
 
@@ -386,9 +400,7 @@ def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
     """
     # Cut before anything else: the text may have megabytes. Blanks that are joined shorten it.
     start = " ".join(text[: 2 * most].split())
-    cleaned = ""
-    for letter in start[:most]:
-        cleaned += letter if letter.isprintable() else "?"
+    cleaned = make_printable(start[:most])
     if len(start) > most or len(text) > 2 * most:
         cleaned += " ..."
     return cleaned
@@ -404,6 +416,17 @@ def first_line(error: Exception) -> str:
     """
     text = str(error).strip() or "no reason given"
     return text.splitlines()[0]
+
+
+def check_has_end(name: str, path: Path) -> None:
+    """Refuse a device or a pipe in place of a file: reading it may never end.
+
+    Args:
+        name: What the path was given as.
+        path: The path; one that does not exist is accepted.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{name} is {path}, which is a device or a pipe; give a file.")
 
 
 def not_a_run(path: Path) -> InputError:

@@ -35,6 +35,19 @@ def test_an_npz_file_that_announces_more_than_it_has(tmp_path: Path, shape: str)
         data.load(npz_with_header(tmp_path / "mine.npz", rows))
 
 
+def test_a_small_npz_file_that_expands_to_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """400 kB that would take 400 MB; a file that is as large as its arrays is read."""
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, x=np.zeros((100, 500_000)), y=np.arange(100) % 2)
+    assert path.stat().st_size < 1 << 19
+    with pytest.raises(
+        InputError, match=r"expand to 400\d{6}; so large a file must be uncompressed"
+    ):
+        read_npz(path)
+    np.savez_compressed(path, x=np.zeros((100, 5000)), y=np.arange(100) % 2)
+    assert read_npz(path)["x"].shape == (100, 5000)
+
+
 def test_a_damaged_npz_file_is_refused_whatever_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     np.savez_compressed(path, x=np.arange(300.0).reshape(100, 3), y=np.arange(100) % 2)

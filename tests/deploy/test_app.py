@@ -328,6 +328,20 @@ def test_a_folder_that_was_there_becomes_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "ca.crt", "node-0"])
+def test_the_rights_of_a_folder_with_files_do_not_change(name: str, tmp_path: Path) -> None:
+    """Not of a home, of a run, or of the root of a system."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    # Whatever the umask of the tests.
+    folder.chmod(0o755)
+    (folder / name).write_text("mine")
+    with pytest.raises(InputError, match="give"):
+        make_keys(folder, 1)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
 def test_flower_reads_the_nodes_keys(tmp_path: Path) -> None:
     serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
     make_keys(tmp_path / "keys", 1)

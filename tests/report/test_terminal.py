@@ -70,6 +70,16 @@ def test_a_long_name_is_broken_before_a_figure_is_left_out() -> None:
     assert first == ["runs/sweep/ca-", "afp-density=0.3-", "every=5-s0"]
 
 
+def test_a_name_with_control_characters_is_printed_without_them() -> None:
+    rows = [["\x1b[31mrun\u202e", "94.12", "1.2", "8,970"]]
+    text = printed(COLUMNS, rows, 80)
+    assert "?[31mrun?" in text
+    assert all(line.isprintable() for line in text.splitlines())
+    out = io.StringIO()
+    print_text("client \x1b[2Jann", out)
+    assert out.getvalue() == "client ?[2Jann\n"
+
+
 def test_a_path_is_not_broken_in_a_text() -> None:
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patched:

@@ -7,7 +7,7 @@ side of the run and reports what it has built (:mod:`.roster`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import chdir
+from contextlib import chdir, closing
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ def serve(
         )
     roster = Roster(grid, clients, quorum, grace, most_examples, declared)
     # The user's own files are named by their paths from there.
-    with chdir(code or "."):
+    with chdir(code or "."), closing(roster):
         experiment = config if isinstance(config, Experiment) else _read(config)
         _check_cohort(experiment, config, clients)
         federation = roster.enrol(wait)
@@ -194,18 +194,19 @@ def serve(
             note_answer=roster.note_answer,
             absence=roster.explain_absence,
         )
-        if is_begun:
-            net = None if isinstance(experiment.net, str) else experiment.net
-            return api.resume(
-                path,
-                engine=engine,
-                data=federation,
-                net=net,
-                trust=True,
-                progress=False,
-                watch=_log_lines(watch),
-            )
-        return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
+        with closing(engine):
+            if is_begun:
+                net = None if isinstance(experiment.net, str) else experiment.net
+                return api.resume(
+                    path,
+                    engine=engine,
+                    data=federation,
+                    net=net,
+                    trust=True,
+                    progress=False,
+                    watch=_log_lines(watch),
+                )
+            return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
 
 
 def _check_cohort(experiment: Experiment, config: Path | Experiment, clients: int) -> None:
