@@ -63,7 +63,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "run adfedwcp --dry-run --set objective=GammaDistance",
             "the objective is GammaDistance(), which does not use the targets: it can only be "
             "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, "
-            f"objective must be {' or '.join(LOSSES)}.",
+            f"objective must be one of {', '.join(LOSSES)}.",
         ),
         (
             "run fedmask --set objective=GammaL1",
@@ -80,7 +80,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (
             "run adfedwcp --set objective=MutualDistillation",
             "the objective has MutualDistillation, which belongs to fedkd: clients of other methods "
-            f"do not have what it needs. With --set, objective must be {' or '.join(LOSSES)}.",
+            f"do not have what it needs. With --set, objective must be one of {', '.join(LOSSES)}.",
         ),
         (
             "run fedmask --set objective=LogitCalibration",
