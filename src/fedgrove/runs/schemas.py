@@ -26,7 +26,6 @@ from pydantic import (
     model_validator,
 )
 
-from ..data.preparation import Preparation
 from ..errors import clean_text, is_plain_text, shown
 from .files import damaged, is_file_name, is_plain_name
 
@@ -279,6 +278,9 @@ class PreparationOfInputs(_Content):
 
     @model_validator(mode="after")
     def _check_fits_together(self) -> PreparationOfInputs:
+        # Imported here because it takes torch, for which `fedgrove watch` does not wait.
+        from ..data.preparation import Preparation
+
         # Its own rules; what it refuses is a ValueError, as pydantic wants it.
         Preparation.from_json(self.model_dump(include=set(PreparationOfInputs.model_fields)))
         return self
