@@ -51,7 +51,7 @@ PROMISED = {
     "params_mean",
     "seconds",
 } | {
-    *(f"accuracy_{k}" for k in ("mean", "std", "worst", "worst10")),
+    *(f"accuracy_{k}" for k in ("mean", "std", "worst", "worst10", "pooled")),
     *(f"bytes_{k}" for k in ("up", "down", "paper")),
 }
 

@@ -343,7 +343,8 @@ def test_a_summary_is_of_its_metric(summaries: dict[str, list[dict[str, Any]]]) 
     assert summary["mae_mean"] == pytest.approx(sum(of_clients) / 4)
     # In the units of the targets, which go from 25 to 346; the mean as a guess is off by some 65.
     assert 20 < summary["mae_mean"] < 100
-    assert set(summary["finetune"]["0"]) == {"mae_mean", "mae_std", "mae_worst", "mae_worst10"}
+    names = ("mean", "std", "worst", "worst10", "pooled")
+    assert set(summary["finetune"]["0"]) == {f"mae_{name}" for name in names}
     tags = summaries["tags"][0]
     assert (tags["metric"], tags["f1_worst"]) == ("f1", min(tags["f1_clients"].values()))
 

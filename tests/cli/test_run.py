@@ -21,7 +21,7 @@ from fedgrove.runs.folder import RunFolder
 SMALL = ["--clients", "4", "--cohort", "2", "--rounds", "2", "--epochs", "1", "--engine", "serial"]
 KEYS = (
     "method data engine seed rounds clients groups accuracy_mean accuracy_std accuracy_worst "
-    "accuracy_worst10 density params_mean bytes_up bytes_down bytes_paper seconds"
+    "accuracy_worst10 accuracy_pooled density params_mean bytes_up bytes_down bytes_paper seconds"
 )
 COST_KEYS = "bytes_up bytes_down bytes_paper mib_paper reduction_paper params macs memory"
 

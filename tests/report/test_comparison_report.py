@@ -13,7 +13,12 @@ from tests.report.record import line, summary
 
 from fedgrove.errors import InputError
 from fedgrove.report.comparison_report import ComparedRun, find_front, make_comparison_report
-from fedgrove.report.seed_averages import average_over_seeds, csv_table, write_paper_table
+from fedgrove.report.seed_averages import (
+    average_over_seeds,
+    csv_table,
+    markdown_table,
+    write_paper_table,
+)
 
 
 def run(name: str, seed: int, score: float, sent: int, **more: object) -> ComparedRun:
@@ -98,5 +103,12 @@ def test_tables_for_a_paper(tmp_path: Path) -> None:
     assert "stc\\_<b> & $62.5 \\pm 3.5$ & 0 & 35.0 & 2.0 & 0.0 & 2 \\\\" in latex
     (first, *_) = csv.DictReader(io.StringIO(csv_table(groups)))
     assert (first["entry"], first["mean"], first["bytes_up"]) == ("local", "0.525", "100")
+    # A run that has the pooled score brings a column for it.
+    groups[0]["accuracy_pooled"] = 0.8125
+    assert "| worst client | pooled | MiB up |" in markdown_table(groups)
+    assert "| 35.0 | 81.2 | " in markdown_table(groups)
+    assert "| 35.0 | - | " in markdown_table(groups)
+    (first, *_) = csv.DictReader(io.StringIO(csv_table(groups)))
+    assert first["pooled"] == "0.8125"
     with pytest.raises(InputError, match=r"ends with \.md, \.tex or \.csv"):
         write_paper_table(groups, tmp_path / "t.xlsx")

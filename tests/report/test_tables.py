@@ -48,6 +48,18 @@ def test_one_run_is_named_above_its_figures() -> None:
     assert len(lines) == 6
 
 
+def test_the_pooled_score_has_a_column_if_a_run_has_one() -> None:
+    """A run of an older version has none: a dash next to others, no column alone."""
+    new = summary(0.9, run="runs/a", method="local")
+    new["accuracy_pooled"] = 0.875
+    old = summary(0.8, run="runs/b")
+    lines = [" ".join(line.split()) for line in printed(new, old)]
+    assert lines[1].startswith("accuracy worst worst pooled")
+    assert lines[3].startswith("a local 90.00 ± 10.00 * 25.00 50.00 87.50 0.300")
+    assert lines[4].startswith("b fedavg 80.00 ± 10.00 25.00 50.00 - 0.300")
+    assert not any("pooled" in line for line in printed(old))
+
+
 def test_runs_are_told_apart_by_what_differs_and_the_best_on_the_same_data_is_marked() -> None:
     lines = printed(
         summary(0.9, run="runs/a", split="blocks"),

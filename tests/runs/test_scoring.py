@@ -16,11 +16,11 @@ from tests.conftest import make_run
 
 import fedgrove
 from fedgrove import data, methods
-from fedgrove.core import ClientInfo
+from fedgrove.core import ClientInfo, Report, Task
 from fedgrove.data import ClientData, Examples
-from fedgrove.problems import numbers
+from fedgrove.problems import ACCURACY, F1, numbers
 from fedgrove.report.tables import print_summaries
-from fedgrove.runs.scoring import spread
+from fedgrove.runs.scoring import pool_scores, spread, spread_scores
 
 ACCURACIES = st.lists(st.floats(0, 1, allow_nan=False), min_size=1, max_size=35)
 
@@ -59,6 +59,84 @@ def test_spread_agrees_with_the_standard_library_in_any_order(accuracies: list[f
     assert found["accuracy_worst"] == round(min(accuracies), 8)
     assert found["accuracy_worst"] <= found["accuracy_worst10"] <= found["accuracy_mean"] + 1e-8
     assert found == spread(accuracies[::-1])
+
+
+# ---- all test examples together ------------------------------------------------------------------
+
+
+def scored(client: int, score: float, **sums: float) -> Report:
+    """The report of a client that scored a model; without ``sums`` by an older version."""
+    return Report(
+        client, metrics={"test0": score, **{f"test0.{name}": v for name, v in sums.items()}}
+    )
+
+
+def test_pooled_accuracy_weights_clients_by_their_examples() -> None:
+    # 1 of 1 and 3 of 9 are right: the mean over clients is (1 + 1/3) / 2 = 2/3, pooled 4/10
+    reports = [scored(0, 1.0, correct=1, total=1), scored(1, 1 / 3, correct=3, total=9)]
+    found = spread_scores(ACCURACY, reports, 0)
+    assert found["accuracy_mean"] == 0.66666667
+    assert found["accuracy_pooled"] == 0.4
+    assert found == spread_scores(ACCURACY, reports[::-1], 0)
+
+
+def test_pooled_errors_are_computed_from_added_sums_not_averaged() -> None:
+    # Squared errors 4 over 1 example and 5 over 2: rmse sqrt(9 / 3), not the mean of 2 and sqrt(5/2)
+    reports = [scored(0, 2.0, value=4, total=1), scored(1, 2.5**0.5, value=5, total=2)]
+    assert pool_scores(numbers(metric="rmse").metric, reports, 0) == pytest.approx(3**0.5)
+    # Labels: hits 1 + 2, false alarms 0 + 1, misses 3 + 0: 2 * 3 / (2 * 3 + 4) = 0.6
+    reports = [
+        scored(0, 0.4, hits=1, false_alarms=0, misses=3, total=2),
+        scored(1, 0.8, hits=2, false_alarms=1, misses=0, total=2),
+    ]
+    assert pool_scores(F1, reports, 0) == 0.6
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        scored(1, 0.5),
+        scored(1, 0.5, total=2),
+        scored(1, 0.5, correct=9, total=2),
+        scored(1, 0.5, correct=-9, total=2),
+        scored(1, 0.5, correct=1, total=-1),
+    ],
+)
+def test_sums_that_give_no_score_give_no_pooled_score(other: Report) -> None:
+    """Sums come from clients: from an older one that has none, or one that lies."""
+    found = spread_scores(ACCURACY, [scored(0, 1.0, correct=1, total=1), other], 0)
+    assert found["accuracy_mean"] == 0.75
+    assert "accuracy_pooled" not in found
+
+
+def test_the_gate_refuses_a_report_on_no_examples(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    task = Task(0, verb="evaluate")
+    metrics = {"density": 1.0, "params": 1.0, "test0": 0.5, "test0.correct": 0.0}
+    for total, reason in ((1.0, None), (0.0, "metrics")):
+        report = Report(0, {}, run.infos[0].examples, {**metrics, "test0.total": total})
+        refusal = run.gate.refuses(report, task, run.expected(task), run.infos[0])
+        assert (refusal and refusal.reason) == reason
+
+
+@pytest.mark.parametrize("engine", ["serial", "wired", "pool", "batched"])
+def test_the_pooled_score_of_a_run_is_that_of_all_predictions(engine: str) -> None:
+    """Of the models that clients have at the end, recomputed from their predictions."""
+    federation = data.load("digits", clients=4, partition="dirichlet:0.3", seed=1)
+    options = {"rounds": 2, "cohort": 4, "finetune": (0, 1), "engine": engine, "progress": False}
+    result = fedgrove.run("fedavg", data=federation, **options)
+    right = 0
+    tested = 0
+    for k, client in federation.clients.items():
+        logits = torch.from_numpy(result.model(k).outputs(16 * client.test.x.numpy()))
+        right += int((logits.argmax(1) == client.test.y).sum())
+        tested += len(client.test)
+    assert result.summary["accuracy_pooled"] == pytest.approx(right / tested, abs=1e-8)
+    assert result.summary["finetune"]["1"]["accuracy_pooled"] == result.summary["accuracy_pooled"]
+    for line in result.rounds():
+        assert 0 <= line["accuracy_pooled"] <= 1
+    # Clients differ in size: the two means are not the same number.
+    assert result.summary["accuracy_pooled"] != result.summary["accuracy_mean"]
 
 
 # ---- clients without test examples ---------------------------------------------------------------

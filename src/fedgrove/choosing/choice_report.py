@@ -362,8 +362,9 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
     more_is_better = bool(summary.get("more_is_better", True))
     figures = spread(values, metric, more_is_better)
     kept = dict(summary)
-    # Scores per task are on test data, which the page must not show.
+    # Scores per task and the pooled one are on test data, which the page must not show.
     kept.pop("tasks", None)
+    kept.pop(f"{metric}_pooled", None)
     return {
         **kept,
         **figures,
@@ -374,7 +375,7 @@ def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, 
 
 
 def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:
-    key = f"{line.get('metric', 'accuracy')}_mean"
+    metric = line.get("metric", "accuracy")
     mean = average_validation(line)
     # Without a score the round stays out of the chart; a test score must not stand in for it.
-    return {**line, key: mean}
+    return {**line, f"{metric}_mean": mean, f"{metric}_pooled": None}

@@ -83,7 +83,7 @@ def make_comparison_report(
         scores_of=Scores.from_summary,
         score_name=_name_score(finished),
         groups=groups,
-        paper_columns=seed_averages.PAPER_COLUMNS,
+        paper_columns=seed_averages.paper_columns(groups),
         paper_rows=seed_averages.paper_rows(groups),
         paper_formats={
             "Markdown": seed_averages.markdown_table(groups),

@@ -43,7 +43,12 @@ MOST_GROUPS = 12
 """More groups than this have no colours."""
 MOST_BARS = 60
 """More groups than this are not drawn."""
-SCORES_BY_ROUND = {"mean": "mean", "worst tenth": "worst10", "worst client": "worst"}
+SCORES_BY_ROUND = {
+    "mean": "mean",
+    "worst tenth": "worst10",
+    "worst client": "worst",
+    "pooled": "pooled",
+}
 """The lines of a chart of scores, and the fields of :class:`Scores`."""
 
 Numbers = NDArray[np.float64]
@@ -196,7 +201,8 @@ class _Report:
             self.metrics.setdefault(scores.metric, scores)
             for name, field_name in names.items():
                 score = getattr(scores, field_name)
-                point[f"{scores.metric}/{name}"] = scores.factor * score
+                if score is not None:
+                    point[f"{scores.metric}/{name}"] = scores.factor * score
 
     def round_charts(self) -> list[Chart]:
         """Draw the scores, bytes, density and loss by round."""

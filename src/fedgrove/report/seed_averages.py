@@ -35,6 +35,7 @@ PAPER_COLUMNS = (
     "score",
     "fine-tuned epochs",
     "worst client",
+    "pooled",
     "MiB up",
     "MiB down",
     "seeds",
@@ -56,7 +57,8 @@ def average_over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, 
 
     Returns:
         A dictionary per method and settings. ``accuracy_mean`` and ``accuracy_worst`` (or the same
-        of another metric) are means over seeds. ``accuracy_mean_std`` is the sample standard
+        of another metric) are means over seeds, as is ``accuracy_pooled``, the score over the test
+        examples of all clients together. ``accuracy_mean_std`` is the sample standard
         deviation of the runs' ``accuracy_mean``, None with one seed. ``finetune_epochs`` are the
         epochs of fine-tuning before these scores. ``paired`` has the differences to the
         dictionaries before it. A mixed federation has a dictionary for each ``task``, paired with
@@ -101,6 +103,8 @@ def _split_tasks(summary: Summary) -> dict[str, Summary]:
     for name, task in summary["tasks"].items():
         metric = task["metric"]
         scores = {f"{metric}_mean": task["mean"], f"{metric}_worst": task["worst"]}
+        if task.get("pooled") is not None:
+            scores[f"{metric}_pooled"] = task["pooled"]
         found[name] = {**summary, **task, **scores, "task": name}
     return found
 
@@ -139,6 +143,10 @@ def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str,
     for key in (f"{metric}_worst", f"{metric}_worst10", "density", "virtual_seconds"):
         if first.get(key) is not None:
             average[key] = round(_mean(runs, key), 8)
+    pooled = f"{metric}_pooled"
+    # Some of the runs may be older than this score.
+    if all(run.get(pooled) is not None for run in runs.values()):
+        average[pooled] = round(_mean(runs, pooled), 8)
     return average
 
 
@@ -219,6 +227,7 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         metrics.setdefault(scores.metric, scores)
     mean = Column("mean")
     worst = Column("worst", 3)
+    pooled = tables.pooled_column(list(metrics.values()))
     if len(metrics) == 1:
         percent = scores.percent.replace(" ", "\n")
         mean = Column(f"{scores.metric}{percent}")
@@ -228,10 +237,11 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         "task": any("task" in group for group in groups),
         "metric": len(metrics) > 1,
         "tuned\nepochs": is_tuned,
+        pooled.head: _have_pooled(groups),
     }
     rows = []
     for group in groups:
-        cells = _group_cells(group, mean, worst).items()
+        cells = _group_cells(group, mean, worst, pooled).items()
         rows.append({column: cell for column, cell in cells if shown.get(column.head, True)})
     print_rows(rows, file)
     if not is_tuned:
@@ -254,7 +264,7 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         print_text(f"p: two-sided paired t-test over seeds{caution}", file)
 
 
-def _group_cells(group: Group, mean: Column, worst: Column) -> dict[Column, str]:
+def _group_cells(group: Group, mean: Column, worst: Column, pooled: Column) -> dict[Column, str]:
     scores = Scores.from_summary(group)
     seeds = str(len(group["seeds"]))
     if group["missing"]:
@@ -266,6 +276,7 @@ def _group_cells(group: Group, mean: Column, worst: Column) -> dict[Column, str]
         Column("seeds", 1): seeds,
         mean: format_mean(group, 2),
         worst: scores.format(scores.worst),
+        pooled: scores.format_pooled(),
         Column("tuned\nepochs", 3): str(group["finetune_epochs"]),
         Column("kB\nup", 2): or_dash(_bytes_each(group, "up"), tables.format_kilobytes),
         Column("kB\ndown", 2): or_dash(_bytes_each(group, "down"), tables.format_kilobytes),
@@ -347,6 +358,7 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
     """
     metric = Scores.from_summary(rows[0])
     lines = []
+    pooled = tables.pooled_column([metric])
     for row in rows:
         scores = Scores.from_summary(row)
         sent = row["bytes_up"] + row["bytes_down"]
@@ -362,6 +374,7 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
                 Column("weights\nkept", 1): f"{row['density']:.0%}",
                 Column("sent in\nall", 2): tables.format_bytes(sent),
                 Column(f"worst\nclient{metric.percent}", 3): scores.format(scores.worst, 1),
+                pooled: scores.format_pooled(1),
             }
         )
     print_rows(lines, file, "the page")
@@ -377,8 +390,20 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
 # ---- tables for a paper --------------------------------------------------------------------------
 
 
+def paper_columns(groups: Sequence[Group]) -> list[str]:
+    """Return the head of a table for a paper, without ``pooled`` if no group has that score."""
+    if _have_pooled(groups):
+        return list(PAPER_COLUMNS)
+    return [name for name in PAPER_COLUMNS if name != "pooled"]
+
+
+def _have_pooled(groups: Sequence[Group]) -> bool:
+    return any(Scores.from_summary(group).pooled is not None for group in groups)
+
+
 def paper_rows(groups: Sequence[Group]) -> list[list[str]]:
     """Return the rows of a table for a paper, with shares in percent."""
+    have_pooled = _have_pooled(groups)
     rows = []
     for group in groups:
         scores = Scores.from_summary(group)
@@ -389,6 +414,7 @@ def paper_rows(groups: Sequence[Group]) -> list[list[str]]:
                 format_mean(group),
                 str(group["finetune_epochs"]),
                 scores.format(scores.worst, 1),
+                *([scores.format_pooled(1)] if have_pooled else []),
                 _format_mebibytes(group["bytes_up"]),
                 _format_mebibytes(group["bytes_down"]),
                 str(len(group["seeds"])),
@@ -411,13 +437,13 @@ def _format_mebibytes(count: float) -> str:
 
 def markdown_table(groups: Sequence[Group]) -> str:
     """Return the groups as a Markdown table."""
-    return render("paper_table.md", {"columns": PAPER_COLUMNS, "rows": paper_rows(groups)})
+    return render("paper_table.md", {"columns": paper_columns(groups), "rows": paper_rows(groups)})
 
 
 def latex_table(groups: Sequence[Group]) -> str:
     """Return the groups as a LaTeX table with the rules of the package booktabs."""
     rows = [map(_escape_latex, row) for row in paper_rows(groups)]
-    return render("paper_table.tex", {"columns": PAPER_COLUMNS, "rows": rows})
+    return render("paper_table.tex", {"columns": paper_columns(groups), "rows": rows})
 
 
 def _escape_latex(cell: str) -> str:
@@ -437,7 +463,7 @@ def _escape_latex(cell: str) -> str:
 
 def csv_table(groups: Sequence[Group]) -> str:
     """Return the groups as CSV with all digits, for a program that draws."""
-    scores = ["metric", "finetune_epochs", "mean", "std", "worst"]
+    scores = ["metric", "finetune_epochs", "mean", "std", "worst", "pooled"]
     costs = ["bytes_up", "bytes_down", "seeds", "missing"]
     file = io.StringIO()
     writer = csv.DictWriter(file, ["entry", "method", "task", *scores, *costs], lineterminator="\n")
@@ -448,6 +474,7 @@ def csv_table(groups: Sequence[Group]) -> str:
         row |= {"entry": group["group"], "metric": metric, "seeds": len(group["seeds"])}
         row |= {"mean": group[f"{metric}_mean"], "std": group[f"{metric}_mean_std"]}
         row["worst"] = group[f"{metric}_worst"]
+        row["pooled"] = group.get(f"{metric}_pooled", "")
         writer.writerow(row)
     return file.getvalue()
 

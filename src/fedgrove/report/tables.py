@@ -181,6 +181,8 @@ class Scores(NamedTuple):
     std: float = 0.0
     worst: float = 0.0
     worst10: float = 0.0
+    pooled: float | None = None
+    """The score over all test examples of all clients together; older runs have none."""
 
     @classmethod
     def from_summary(cls, summary: Summary, values: Mapping[str, Any] | None = None) -> Scores:
@@ -196,12 +198,12 @@ class Scores(NamedTuple):
         rest = []
         for name in ("std", "worst", "worst10"):
             rest.append(values.get(f"{metric}_{name}", 0.0))
-        return cls(*kind, mean, *rest)
+        return cls(*kind, mean, *rest, values.get(f"{metric}_pooled"))
 
     @classmethod
     def from_task(cls, task: Mapping[str, Any]) -> Scores:
         """Return the scores of one task of a mixed federation."""
-        return cls(**{name: task[name] for name in cls._fields})
+        return cls(**{name: task[name] for name in cls._fields if name in task})
 
     @property
     def factor(self) -> float:
@@ -227,6 +229,10 @@ class Scores(NamedTuple):
     def limits(self) -> tuple[float, float]:
         """The lowest and the highest possible value of the metric, as shown in charts."""
         return (0.0, 100.0) if self.share else (-math.inf, math.inf)
+
+    def format_pooled(self, digits: int = 2) -> str:
+        """Format the pooled score of a table's row; a dash if the run has none."""
+        return "-" if self.pooled is None else self.format(self.pooled, digits)
 
     def format(self, value: float, digits: int = 2, sign: str = "") -> str:
         """Format a score without its unit: shares in percent, others with four digits."""
@@ -301,7 +307,9 @@ def print_summaries(
     has_tasks = any(row.task for row in rows)
     # Most runs lose nothing and need no such column.
     reasons = [key for key in REASON_COLUMNS if any(summary.get(key) for summary in summaries)]
-    numbers = [*_score_columns(metrics), *COST_COLUMNS]
+    pooled = pooled_column(metrics)
+    has_pooled = any(row.scores.pooled is not None for row in rows)
+    numbers = [*_score_columns(metrics), pooled, *COST_COLUMNS]
     lines = []
     for i, row in enumerate(rows):
         cells: dict[Column, Cell] = {}
@@ -317,6 +325,9 @@ def print_summaries(
         # An unfinished run has the first cell only.
         cells |= dict.fromkeys(numbers, "")
         cells |= zip(numbers, _score_and_cost_cells(row, i in best), strict=False)
+        if not has_pooled:
+            # Runs of an older version do not have this score.
+            del cells[pooled]
         for key in reasons:
             cells[Column(key, 1)] = str(sum((row.summary.get(key) or {}).values()))
         lines.append(cells)
@@ -431,6 +442,12 @@ def _score_columns(metrics: Sequence[Scores]) -> list[Column]:
     return [Column(metric), Column("worst", 4), Column("worst\ntenth", 1)]
 
 
+def pooled_column(metrics: Sequence[Scores]) -> Column:
+    """Return a table's column of the score over all clients' test examples together."""
+    is_percent = len(metrics) == 1 and metrics[0].share
+    return Column("pooled\n%" if is_percent else "pooled", 6)
+
+
 def _find_best(rows: Sequence[_Row]) -> set[int]:
     """Return the rows with the best mean among comparable rows; ties are all best."""
     comparable: dict[tuple[Any, ...], dict[int, float]] = {}
@@ -471,7 +488,7 @@ def _score_and_cost_cells(row: _Row, is_best: bool) -> list[Cell]:
     summary = row.summary
     scores = row.scores
     if summary.get("scored") == 0:
-        return ["not scored", "-", "-", "-", "-", *_cost_cells(row)]
+        return ["not scored", "-", "-", "-", "-", "-", *_cost_cells(row)]
     if scores.mean is None:
         done = summary.get("rounds_done", 0)
         return [f"unfinished, {done} of {summary.get('rounds', '?')} rounds"]
@@ -483,6 +500,7 @@ def _score_and_cost_cells(row: _Row, is_best: bool) -> list[Cell]:
         mean,
         scores.format(scores.worst),
         scores.format(scores.worst10),
+        scores.format_pooled(),
         f"{summary['density']:.3f}",
         f"{summary['params_mean']:,.0f}",
         *_cost_cells(row),

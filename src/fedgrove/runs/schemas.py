@@ -86,7 +86,7 @@ class _Content(BaseModel):
 def _check_scores(values: Mapping[str, Any]) -> None:
     """Check the numbers whose names begin with that of a metric, which may be a user's."""
     for name, value in values.items():
-        if name.endswith(("_mean", "_std", "_worst", "_worst10")):
+        if name.endswith(("_mean", "_std", "_worst", "_worst10", "_pooled")):
             _check_entry(_number, name, value)
         elif name.endswith("_clients"):
             _check_entry(_numbers_by_client, name, value)
@@ -114,6 +114,7 @@ class TaskScores(_Content):
     std: Number
     worst: Number
     worst10: Number
+    pooled: Number | None = None
     validation_mean: Number | None = None
     loss_mean: Number | None = None
     bytes_up: Count | None = None

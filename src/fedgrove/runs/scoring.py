@@ -174,6 +174,8 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
                 numbers = problem.select_sums(sums, client.info.task)
                 metric = problem.for_task(client.info.task).metric
                 metrics[f"{split}{epochs}"] = float(metric.value(numbers))
+                if split == "test":
+                    metrics |= _report_sums(epochs, numbers)
                 loss = numbers["loss"] / numbers["total"]
                 # Weights may be finite and the loss still too large for a number.
                 if math.isfinite(loss):
@@ -190,12 +192,27 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
         # A client without examples of a split has no value for it.
         values = {DIVERGED: (0.0, float(len(lengths)))}
         for epochs in lengths:
-            values[f"test{epochs}"] = net.problem.value_range
-            values[f"validation{epochs}"] = net.problem.value_range
+            for split in ("test", "validation"):
+                values[f"{split}{epochs}"] = net.problem.value_range
+                values[f"{split}_loss{epochs}"] = (-math.inf, math.inf)
+            values[f"test{epochs}.total"] = (1.0, math.inf)
         numbers = {"density": (0.0, 1.0), "params": (0.0, float(net.layout.size))}
         return ExpectedReport(metrics=numbers, optional=values)
 
     return Give(give, expected)
+
+
+def _report_sums(epochs: int, sums: Mapping[str, float]) -> dict[str, float]:
+    """Return what a client reports of its test examples, for :func:`pool_scores`.
+
+    The sums that its score is computed from, and ``total``, the number of examples.
+    """
+    reported = {}
+    for name, value in sums.items():
+        # A sum may be too large for a number where the score, such as 1 / (1 + sum), is not.
+        if name != "loss" and math.isfinite(value):
+            reported[f"test{epochs}.{name}"] = value
+    return reported
 
 
 def count_kept(size: int, mask: Mapping[str, Tensor] | None) -> int:
@@ -270,9 +287,46 @@ def summarise_scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict
 
 
 def spread_scores(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[str, float]:
-    """Return the :func:`spread` of a run's scores after some epochs of fine-tuning."""
+    """Return a run's scores after some epochs of fine-tuning: their spread, and the pooled one."""
     values = [report.metrics[f"test{epochs}"] for report in reports]
-    return spread(values, metric.name, metric.more_is_better)
+    found = spread(values, metric.name, metric.more_is_better)
+    pooled = pool_scores(metric, reports, epochs)
+    if pooled is not None:
+        found[f"{metric.name}_pooled"] = round(pooled, 8)
+    return found
+
+
+def pool_scores(metric: Metric, reports: Sequence[Report], epochs: int) -> float | None:
+    """Return the score of a run over all test examples of the scored clients together.
+
+    The metric of the clients' added sums: for accuracy sum_k correct_k / sum_k n_k, the mean over
+    clients weighted by their numbers n_k of test examples. None if a client did not report its
+    sums, or they give no score.
+
+    >>> few = Report(0, metrics={"test0.correct": 1, "test0.total": 1})
+    >>> many = Report(1, metrics={"test0.correct": 3, "test0.total": 9})
+    >>> pool_scores(ACCURACY, [few, many], 0)
+    0.4
+    """
+    prefix = f"test{epochs}."
+    terms: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            if name.startswith(prefix):
+                terms.setdefault(name.removeprefix(prefix), []).append(value)
+    is_complete = all(len(values) == len(reports) for values in terms.values())
+    if not terms or not is_complete:
+        return None
+    # fsum: the result does not depend on the order of clients.
+    sums = {name: math.fsum(values) for name, values in terms.items()}
+    try:
+        pooled = float(metric.value(sums))
+    except (ArithmeticError, KeyError, ValueError):
+        # The sums come from clients, which may report anything.
+        return None
+    lowest, highest = metric.value_range
+    is_score = math.isfinite(pooled) and lowest <= pooled <= highest
+    return pooled if is_score else None
 
 
 def summarise_tasks(

@@ -93,6 +93,7 @@ def _find_less(measure: str) -> Callable[[Summary], float]:
 
 MEASURES = {
     "accuracy_mean": Measure("accuracy %"),
+    "accuracy_pooled": Measure("over all examples %"),
     "accuracy_std": Measure("std over clients"),
     "accuracy_worst": Measure("worst %"),
     "accuracy_worst10": Measure("worst tenth %"),
@@ -217,6 +218,9 @@ def run_value(
         value = find(summary)
         return None if value is None else float(value)
     scores = summary["finetune"][length]
+    if measure == "accuracy_pooled":
+        # Runs of before have none, nor have tasks of different problems.
+        return scores.get(measure)
     if measure != "score":
         return float(scores[measure])
     if scores["accuracy_std"] == 0:
