@@ -223,7 +223,8 @@ def share_classes(wanted: Array) -> Array:
     # With a tiny alpha shares round to 0. A class that nobody wants is divided evenly.
     nobody_wants = in_all == 0
     wanted = np.where(nobody_wants, 1.0, wanted)
-    return wanted / wanted.sum(axis=0)
+    shares: Array = wanted / wanted.sum(axis=0)
+    return shares
 
 
 def _draw_by_class(
