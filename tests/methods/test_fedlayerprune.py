@@ -358,6 +358,13 @@ def test_the_papers_bytes_by_hand(hybrid: Hybrid | LiteralHybrid, weights: int) 
     assert method.paper_bytes(net, clients=5, cohort=2, rounds=3) == 12 * (4 * (weights + 8) + 3)
 
 
+def test_without_pruning_all_numbers_are_counted() -> None:
+    """p_base 0: all 24 numbers and 3 bytes of bitmap, of two clients in three rounds, both ways."""
+    net = Net(TwoConvolutions(), (1, 2, 2))
+    for method in (FedLayerPrune(p_base=0.0), FedLayerPrune(density=1.0)):
+        assert method.paper_bytes(net, clients=5, cohort=2, rounds=3) == 12 * (4 * 24 + 3)
+
+
 def test_a_density_is_that_of_the_literal_rule_too(tmp_path: Path) -> None:
     """So p_base is lower than for our rule, which keeps what the rates say."""
     kept = {}
