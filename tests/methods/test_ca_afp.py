@@ -534,6 +534,27 @@ def test_a_group_of_which_nobody_reported_only_prunes_its_deficit() -> None:
     assert after.masks[0]["w"].tolist() == [False, True, False, True]
 
 
+def test_a_group_of_which_nobody_reported_does_not_churn() -> None:
+    """Three of four in use, two wanted: a deficit of 1. With a churn of .5 a group that reported
+    would prune 2 and regrow 1, in the one free place; this one prunes the smallest and no more.
+    """
+    method = CAAFP(phases=(0, 0, 2), start=0.75, density=0.5, churn=0.5, every=2, clusters=1)
+    assert method.schedule.sizes(2, 2, active=3, target=2, total=4) == (2, 1)
+    model = {"w": torch.tensor([1.0, -4.0, 2.0, 0.0])}
+    state = State(
+        round=0,
+        phases=(0, 0, 2),
+        clients=(7,),
+        prunable=("w",),
+        models={0: model},
+        masks={0: {"w": torch.tensor([True, True, True, False])}},
+        groups={7: 0},
+        reference=model,
+    )
+    after = method.fold(state, [])
+    assert after.masks[0]["w"].tolist() == [False, True, True, False]
+
+
 def test_groups_of_one_move_their_masks_when_their_client_reports(tmp_path: Path) -> None:
     """As many groups as clients, at the target: 20 % of a group's weights change places."""
     run = tiny(tmp_path, phases=(0, 1, 4), clusters=5, churn=0.2)
