@@ -232,6 +232,9 @@ def test_the_rates_of_the_paper() -> None:
     # (1 - .9) / .1 is a little less than one step, (1 - .7) / .1 a little more than three.
     assert stepwise(0.9) == (1.0, 0.9)
     assert stepwise(0.7) == (1.0, 0.9, 0.8, 0.7)
+    # The target comes last also where it is more than half a step on.
+    assert stepwise(0.25)[-2:] == (0.3, 0.25)
+    assert stepwise(0.22)[-2:] == (0.3, 0.22)
     assert (SAFL().schedule, len(Hermes(density=0.3).schedule)) == (stepwise(0.7), 8)
 
 
