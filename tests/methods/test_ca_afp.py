@@ -193,24 +193,25 @@ def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_p
     assert all(float(trees.flatten(update).abs().max()) > 0 for update in short)
 
 
-def test_the_probe_alone_follows_its_own_recipe(tmp_path: Path) -> None:
-    """One step of gradient descent over all of a client's data: the update is -lr times the gradient,
-    so that of a rate twice as large is twice as large. The round after it is trained as ever.
+def test_the_update_is_what_training_adds_and_the_probe_has_a_recipe_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """One step of gradient descent over all of a client's data adds -lr g, and without a pull the
+    round after the clustering is the same step from the same model: its model less the start is the
+    update. A probe of twice the rate has twice that update, and leaves the round as it was.
     """
-    updates = {}
-    trained = {}
-    for lr in (0.0, 0.5, 1.0):
-        probe = LocalTraining(1, 64, SGD(lr)) if lr else None
-        run = tiny(tmp_path / str(lr), phases=(0, 1, 0), clusters=1, probe=probe)
+    step = LocalTraining(1, 64, SGD(0.5))
+    words = {"phases": (0, 1, 0), "clusters": 1, "pull": Proximal(0.0, "reference"), "local": step}
+    for factor, probe in ((1, None), (2, LocalTraining(1, 64, SGD(1.0)))):
+        run = tiny(tmp_path / str(factor), **words, probe=probe)
         (_, _, answers, _), (_, _, after, _) = exchanges(run)
-        updates[lr] = [trees.flatten(report.give["update"].values) for report in answers]
-        trained[lr] = [report.give["model"].values for report in after]
-    for usual, half, whole in zip(updates[0.0], updates[0.5], updates[1.0], strict=True):
-        # Updates travel in 16 bits.
-        assert torch.allclose(2 * half.double(), whole.double(), rtol=2e-3, atol=1e-6)
-        assert not torch.allclose(usual.double(), whole.double(), rtol=0.1)
-    for lr in (0.5, 1.0):
-        assert all(trees.identical(a, b) for a, b in zip(trained[0.0], trained[lr], strict=True))
+        updates = {report.of: report.give["update"].values for report in answers}
+        for report in after:
+            added = trees.sub(report.give["model"].values, run.params)
+            for name, leaf in updates[report.of].items():
+                # Updates travel in 16 bits.
+                assert torch.allclose(leaf.double(), factor * added[name], rtol=2e-3, atol=1e-6)
+            assert float(trees.flatten(added).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("phases", [(2, 2, 0), (0, 2, 0)])
@@ -221,7 +222,8 @@ def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
     w_ref - lr g, where lr g is what a step without the pull moves. The warm-up has no pull; the
     reference is where it ended."""
     lr = 0.05
-    pull = Proximal(1 / lr, "reference")
+    # The method's own pull: what it is to is not a setting.
+    pull = replace(CAAFP().pull, mu=1 / lr)
     run = tiny(
         tmp_path,
         phases=phases,
@@ -298,6 +300,38 @@ def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(
                 assert all(bool((packet.values[k][~m] == 0).all()) for k, m in packet.mask.items())
     assert seen >= last
     assert wanted == goal
+
+
+def test_the_mean_of_a_group_under_its_mask_by_hand() -> None:
+    """Clients of 1 and 3 examples: (2 + 3 * 6) / 4 = 5, 0 where the mask is, and the bias, which is
+    never pruned, (4 + 3 * 0) / 4 = 1. The other group has one client; the third nobody.
+    """
+    method = CAAFP(phases=(0, 0, 9), density=0.5, every=9, clusters=3)
+    start = {"w": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}
+    state = State(
+        round=2,
+        phases=(0, 0, 9),
+        clients=(1, 2, 3),
+        prunable=("w",),
+        models={0: start, 1: start, 2: start},
+        masks={group: {"w": torch.tensor([True, False])} for group in range(3)},
+        groups={1: 0, 2: 0, 3: 1, 4: 2},
+        reference=start,
+    )
+    reports = []
+    # A value outside the mask never gets here; if it did, it would not count.
+    for client, examples, w, b in ((1, 1, 2.0, 4.0), (2, 3, 6.0, 0.0), (3, 9, 7.0, 8.0)):
+        trained = {"w": torch.tensor([w, 9.0]), "b": torch.tensor([b])}
+        signs = {"scores.signs": torch.ones(1, dtype=torch.int8)}
+        give = {"model": Packet(trained), "evidence": Packet(signs)}
+        reports.append(Report(client, give, examples))
+    after = method.fold(state, reports)
+    assert {group: model["w"].tolist() for group, model in after.models.items()} == {
+        0: [5.0, 0.0],
+        1: [7.0, 0.0],
+        2: [1.0, 0.0],
+    }
+    assert [float(model["b"]) for model in after.models.values()] == [1.0, 8.0, 1.0]
 
 
 def test_pruned_weights_stay_zero_through_fine_tuning(tmp_path: Path) -> None:
@@ -498,6 +532,27 @@ def test_a_group_of_which_nobody_reported_only_prunes_its_deficit() -> None:
     )
     after = method.fold(state, [])
     assert after.masks[0]["w"].tolist() == [False, True, False, True]
+
+
+def test_a_group_of_which_nobody_reported_does_not_churn() -> None:
+    """Three of four in use, two wanted: a deficit of 1. With a churn of .5 a group that reported
+    would prune 2 and regrow 1, in the one free place; this one prunes the smallest and no more.
+    """
+    method = CAAFP(phases=(0, 0, 2), start=0.75, density=0.5, churn=0.5, every=2, clusters=1)
+    assert method.schedule.sizes(2, 2, active=3, target=2, total=4) == (2, 1)
+    model = {"w": torch.tensor([1.0, -4.0, 2.0, 0.0])}
+    state = State(
+        round=0,
+        phases=(0, 0, 2),
+        clients=(7,),
+        prunable=("w",),
+        models={0: model},
+        masks={0: {"w": torch.tensor([True, True, True, False])}},
+        groups={7: 0},
+        reference=model,
+    )
+    after = method.fold(state, [])
+    assert after.masks[0]["w"].tolist() == [False, True, True, False]
 
 
 def test_groups_of_one_move_their_masks_when_their_client_reports(tmp_path: Path) -> None:

@@ -101,6 +101,17 @@ def test_mebibytes_are_those_of_the_papers_table(name: str) -> None:
         assert round(method.paper_bytes(net, clients, 10, 50) / 2**20, 1) == mib
 
 
+def test_bytes_follow_the_density_of_each_round_by_hand() -> None:
+    """Density .7 to .3 in 15 rounds, f = 5: .7 in rounds 1 to 4, .5 in 5 to 9, .3 from 10 on, which
+    is 4 * .7 + 5 * .5 + 6 * .3 = 7.1 of a dense round of ten clients; and 30 clients once.
+    """
+    shape, clients = UCI
+    net = nets.Net(nets.build("har-cnn", shape, 6, 0), shape)
+    method = CAAFP(phases=(0, 0, 15), start=0.7, density=0.3, every=5)
+    expected = 8 * net.layout.size * (10 * 7.1 + 30)
+    assert method.paper_bytes(net, clients, 10, 15) == pytest.approx(expected, abs=1)
+
+
 def test_cost_says_the_same_mebibytes() -> None:
     method, mib, _ = TABLE["phased"]
     shape, clients = WISDM

@@ -228,6 +228,18 @@ def test_a_client_prunes_inside_the_mask_it_trained_under(tmp_path: Path) -> Non
     assert after.round == 4
 
 
+@pytest.mark.parametrize("words", [{"p_base": 0.0}, {"density": 1.0}], ids=str)
+def test_without_pruning_nothing_is_sent_that_fedavg_does_not_send(
+    words: dict[str, Any], tmp_path: Path
+) -> None:
+    """Neither masks nor, in the rounds before a regrowth, scores."""
+    for _, tasks, reports, _ in exchanges(tiny(tmp_path, every=1, **words)):
+        for task, answer in zip(tasks, reports, strict=True):
+            assert set(task.send) == set(answer.give) == {"model"}
+            assert task.send["model"].mask is None
+            assert answer.give["model"].mask is None
+
+
 def test_a_client_keeps_its_share_of_every_layer(tmp_path: Path) -> None:
     """Not more, and fewer only by what units without a weight take along."""
     run = tiny(tmp_path, net="mlp", cohort=4, rounds=2)
@@ -356,6 +368,13 @@ def test_the_papers_bytes_by_hand(hybrid: Hybrid | LiteralHybrid, weights: int) 
     net = Net(TwoConvolutions(), (1, 2, 2))
     method = FedLayerPrune(p_base=0.5, rates=Alike(), schedule=Piecewise(rise=0), hybrid=hybrid)
     assert method.paper_bytes(net, clients=5, cohort=2, rounds=3) == 12 * (4 * (weights + 8) + 3)
+
+
+def test_without_pruning_all_numbers_are_counted() -> None:
+    """p_base 0: all 24 numbers and 3 bytes of bitmap, of two clients in three rounds, both ways."""
+    net = Net(TwoConvolutions(), (1, 2, 2))
+    for method in (FedLayerPrune(p_base=0.0), FedLayerPrune(density=1.0)):
+        assert method.paper_bytes(net, clients=5, cohort=2, rounds=3) == 12 * (4 * 24 + 3)
 
 
 def test_a_density_is_that_of_the_literal_rule_too(tmp_path: Path) -> None:

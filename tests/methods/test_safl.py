@@ -129,6 +129,26 @@ def test_a_fold_of_stage_1_by_hand() -> None:
     )
 
 
+def test_clients_join_the_cluster_that_they_name_by_its_place() -> None:
+    """Clusters 1 and 3 are left of four, so that place 0 is cluster 1 and place 1 is cluster 3.
+
+    Client 0 chooses place 1, and its model, of one value, becomes cluster 3's; clients 1 and 2
+    choose place 0: (2 + 4) / 2.
+    """
+    method = SAFL(densities=(2 / 3, 2 / 3), clusters=4, guided=1, tune=1)
+    state = method.init(START)
+    state = replace(state, models={j: state.models[j] for j in (1, 3)})
+    reports = []
+    for client, (value, place) in enumerate(((1.0, 1.0), (2.0, 0.0), (4.0, 0.0))):
+        report = sub_model(client, value, False)
+        reports.append(replace(report, metrics={"group": place}))
+    state = method.fold(state, reports)
+    assert state.groups == {0: 3, 1: 1, 2: 1}
+    assert {j: float(model["3.bias"]) for j, model in state.models.items()} == {1: 3.0, 3: 1.0}
+    assert state.channels[1]["0"].tolist() == [False, True, True]
+    assert state.channels[3]["0"].tolist() == [True, True, False]
+
+
 def test_tied_channels_of_a_cluster_are_decided_by_their_scales() -> None:
     """Clients 0 and 1 keep channels 0, 1 and 1, 2: counts 1, 2, 1, of which two of three stay.
 
@@ -209,6 +229,12 @@ def test_the_rates_of_the_paper() -> None:
     assert stepwise(0.5) == (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
     assert stepwise(0.35) == (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35)
     assert stepwise(1.0) == (1.0,)
+    # (1 - .9) / .1 is a little less than one step, (1 - .7) / .1 a little more than three.
+    assert stepwise(0.9) == (1.0, 0.9)
+    assert stepwise(0.7) == (1.0, 0.9, 0.8, 0.7)
+    # The target comes last also where it is more than half a step on.
+    assert stepwise(0.25)[-2:] == (0.3, 0.25)
+    assert stepwise(0.22)[-2:] == (0.3, 0.22)
     assert (SAFL().schedule, len(Hermes(density=0.3).schedule)) == (stepwise(0.7), 8)
 
 
@@ -378,6 +404,13 @@ def test_a_client_that_missed_stage_1_trains_the_whole_width(tmp_path: Path) -> 
 def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> None:
     plain = run_of(FedBN(local=CALM), tmp_path / "a", dtype=torch.float32)
     run = run_of(replace(method, local=CALM), tmp_path / "b", dtype=torch.float32)
+    # All clients get the model, also in the first round: FedBN's bytes as well.
+    first = [task.send["model"].values for task in run.method.plan(run.initial_state, [0, 1])]
+    asked = plain.method.plan(plain.initial_state, [0, 1])
+    assert all(
+        trees.identical(values, task.send["model"].values)
+        for values, task in zip(first, asked, strict=True)
+    )
     one, other = play(plain, Serial()), play(run, Serial())
     assert trees.identical(one.model, other.model)
     scores = [

@@ -81,6 +81,16 @@ def test_average_linkage_by_hand() -> None:
     assert AverageLinkage()(rows, 3) == [0, 0, 1, 1, 2]
 
 
+def test_average_linkage_is_not_complete_linkage_by_hand() -> None:
+    """At 0, 30, 70, 130 degrees 0+30 merge first. 70 to {0, 30}: (1-cos 70 + 1-cos 40)/2 =
+    (.658 + .234)/2 = .446, nearer than to 130, 1-cos 60 = .5. Complete linkage looks at the
+    furthest pair, .658, and 70 joins 130.
+    """
+    rows = circle(0, 30, 70, 130)
+    assert AverageLinkage()(rows, 2) == [0, 0, 0, 1]
+    assert AverageLinkage("complete")(rows, 2) == [0, 0, 1, 1]
+
+
 def test_the_length_of_an_update_does_not_matter() -> None:
     rows = circle(0, 90, 5, 95) * torch.tensor([[1.0], [1e-3], [1e3], [7.0]])
     assert AverageLinkage()(rows, 2) == [0, 1, 0, 1]

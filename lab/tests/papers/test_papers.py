@@ -45,7 +45,7 @@ def test_what_is_no_paper_and_no_part_is_refused() -> None:
         match=r"no paper 'study'\. There are: adfedwcp, ca-afp, fedapta, fedlayerprune, grove, safl\.",
     ):
         papers.find("study")
-    with pytest.raises(InputError, match="safl has --table 1, 2, 3 and --figure 7, 8"):
+    with pytest.raises(InputError, match="safl has --table 1, 2, 3, 4 and --figure 7, 8"):
         papers.parts("safl", None, None)
     with pytest.raises(InputError, match="--figure is 9; it must be one of 2, 3, 4, those of ca"):
         papers.parts("ca-afp", 2, 9)

@@ -87,19 +87,19 @@ def test_clients_that_agree_have_no_variance_and_never_less() -> None:
 
 
 def test_signs_and_gradients_stand_where_the_mask_says() -> None:
-    """In use: places 0, 2, 3. Signs (1, -1, 0) and (1, 1, 0) add up to 2, 0, 0 there; place 1 and 4
+    """In use: places 0, 2, 3. Signs (1, -1, 0) and (1, 1, 1) add up to 2, 0, 1 there; place 1 and 4
     hold gradients.
     """
     mask = torch.tensor([1, 0, 1, 1, 0]).bool()
     sums = Gather(torch.zeros(5), mask)
-    for signs, grow in (([1, -1, 0], [2.0, 0.0]), ([1, 1, 0], [-0.5, 4.0])):
+    for signs, grow in (([1, -1, 0], [2.0, 0.0]), ([1, 1, 1], [-0.5, 4.0])):
         evidence = {
             "scores.signs": torch.tensor(signs, dtype=torch.int8),
             "scores.grow": torch.tensor(grow),
         }
         sums.add(torch.zeros(5), evidence)
     gathered_sums = sums.since({})
-    assert gathered_sums["signs"].tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]
+    assert gathered_sums["signs"].tolist() == [2.0, 0.0, 0.0, 1.0, 0.0]
     assert gathered_sums["grow"].tolist() == [0.0, 1.5, 0.0, 0.0, 4.0]
     assert votes(gathered_sums)[1] == 2.0
 

@@ -92,6 +92,12 @@ def test_hessian_trace_by_hand() -> None:
     assert float(one_draw["weight"]) in (pytest.approx(0.0), pytest.approx(2.5))
 
 
+def test_a_negative_trace_counts_as_0() -> None:
+    """Estimates may be below 0 where the loss is no bowl; such a layer is not taken for a strong one."""
+    estimates = {"a": torch.tensor(-2.0), "b": torch.tensor(0.5)}
+    assert HessianTrace().value(estimates) == {"a": 0.0, "b": 0.5}
+
+
 def test_the_trace_is_split_by_layer() -> None:
     """Against autograd's full Hessian, block by block, on a network of two layers."""
     torch.manual_seed(0)

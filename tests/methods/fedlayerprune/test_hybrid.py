@@ -84,6 +84,17 @@ def test_weights_alone() -> None:
     assert bool(mask["conv2.bias"].all())
 
 
+def test_channels_alone() -> None:
+    """All of the rate by channels: conv2 loses the shorter filter, 1 + 64 + 9 + 25 = 99 against
+    4 + 49 + 36 + 16 = 105, and keeps the other whole. By single weights 8, 7, 6 and 5 would stay.
+    """
+    mask = pruned(Hybrid(1.0), [0.0, 0.5, 0.0])
+    assert mask["conv2.weight"].flatten(1).tolist() == [[False] * 4, [True] * 4]
+    # A quarter of .5 is half of one of conv1's four channels: none goes, but two weights.
+    mask = pruned(Hybrid(0.25), [0.5, 0.0, 0.0])
+    assert mask["conv1.weight"].flatten().tolist() == [True, False, True, False]
+
+
 def test_the_papers_words_prune_twice() -> None:
     """conv1 at .5 keeps 2 of 4 channels (4 and 3), and of their two weights 1: channel 0."""
     mask = pruned(LiteralHybrid(), [0.5, 0.0, 0.0])

@@ -103,9 +103,10 @@ def test_a_strength_by_hand() -> None:
 
 def test_layers_alike_and_allocated() -> None:
     assert set(Alike()(CNN, 0.3).values()) == {0.3}
-    assert Allocated(Uniform())(CNN, 0.5).values() == pytest.approx([0.5] * 4)
-    rates = Allocated(ERK())(CNN, 0.5)
-    assert mean_rate(CNN, rates) == pytest.approx(0.5, abs=1e-5)
+    # Pruned shares, not kept ones.
+    assert Allocated(Uniform())(CNN, 0.3).values() == pytest.approx([0.3] * 4, abs=1e-3)
+    rates = Allocated(ERK())(CNN, 0.3)
+    assert mean_rate(CNN, rates) == pytest.approx(0.3, abs=1e-5)
     # ERK keeps small layers denser than large ones.
     assert rates["conv1.weight"] < rates["fc1.weight"]
 

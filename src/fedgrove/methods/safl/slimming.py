@@ -254,8 +254,8 @@ def stepwise(density: float, step: float = 0.1) -> tuple[float, ...]:
     """
     check(0 < density <= 1, "density", density, "in (0, 1]")
     check(0 < step <= 1, "step", step, "in (0, 1]")
-    # (1 - 0.9) / 0.1 is a little less than 1 in floating point, and still one whole step.
-    whole_steps = int((1 - density) / step + 1e-9)
+    # (1 - 0.9) / 0.1 is a little less than 1 in floating point: the target then follows below.
+    whole_steps = int((1 - density) / step)
     densities = [round(1 - i * step, 6) for i in range(whole_steps + 1)]
     if densities[-1] > density + 1e-6:
         densities.append(density)
