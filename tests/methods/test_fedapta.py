@@ -258,6 +258,25 @@ def test_groups_outlast_what_their_tasks_have_to_teach(seed: int) -> None:
     assert switched.groups == found[0] | {0: found[0][1]}
 
 
+def test_devices_of_different_groups_that_switch_to_a_new_task_form_a_group() -> None:
+    """Fifteen devices of three tasks. Two of the first and one of the third switch to a fourth, half
+    of which is like the second. Three are a cluster, which the groups before must not divide."""
+    directions = torch.eye(200)[:4]
+    method = FedAPTA(ratios=(0.0,))
+    infos = {k: ClientInfo(10) for k in range(15)}
+    state = method.init(Setup(WIDE.params(), WIDE, infos, 15, lambda j: {}))
+    # Each device has a little of its own.
+    own = 0.05 * torch.eye(200)[10:25]
+    moves = {k: directions[k % 3] + own[k] for k in range(15)}
+    for _ in range(2):
+        state = moved_by(method, state, moves)
+    assert purity(state.groups, {k: k % 3 for k in range(15)}) == 1.0
+    fourth = 0.5 * directions[1] + 0.87 * directions[3]
+    switched = {k: fourth + own[k] for k in (0, 3, 2)}
+    after = moved_by(method, state, moves | switched)
+    assert after.groups == state.groups | dict.fromkeys(switched, 3)
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_few_devices_stay_together(devices: int) -> None:
     """HDBSCAN finds nothing among so few: the documented outcome is one group."""
