@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -244,6 +245,8 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     there is no setting of ditto 'lambda'; did you mean 'pull.mu'? There are: local.batch, pull.mu.
     """
     names = sorted(allowed)
+    if len(given) > LONGEST_SHOWN or not is_plain_text(given):
+        given = clean_text(given, LONGEST_SHOWN)
     near = nearest(given, names)
     hint = f"; did you mean '{near}'?" if near else "."
     listed = ", ".join(names) or "none"
@@ -355,8 +358,35 @@ def list_some(names: Sequence[str], most: int = 5) -> str:
     return listed
 
 
+NOT_PLAIN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that steer a terminal, and surrogates, which cannot be written to a file."""
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether a text can be printed and stored as it is; it may have tabs and line breaks.
+
+    >>> is_plain_text("café"), is_plain_text("\\x1b[2J"), is_plain_text("\\udcff")
+    (True, False, False)
+    """
+    return NOT_PLAIN.search(text) is None
+
+
 LONGEST_SENTENCE = 1000
 """Letters of a sentence from another machine that are kept."""
+
+
+def make_printable(text: str) -> str:
+    """Return a text with a question mark for each character that a terminal must not get.
+
+    Files, columns and clients may have any name, and control characters can move the cursor, hide
+    what was printed, or reverse the direction of writing.
+
+    >>> make_printable("\x1b[31mred\u202e")
+    '?[31mred?'
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
@@ -370,9 +400,7 @@ def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
     """
     # Cut before anything else: the text may have megabytes. Blanks that are joined shorten it.
     start = " ".join(text[: 2 * most].split())
-    cleaned = ""
-    for letter in start[:most]:
-        cleaned += letter if letter.isprintable() else "?"
+    cleaned = make_printable(start[:most])
     if len(start) > most or len(text) > 2 * most:
         cleaned += " ..."
     return cleaned
@@ -388,6 +416,17 @@ def first_line(error: Exception) -> str:
     """
     text = str(error).strip() or "no reason given"
     return text.splitlines()[0]
+
+
+def check_has_end(name: str, path: Path) -> None:
+    """Refuse a device or a pipe in place of a file: reading it may never end.
+
+    Args:
+        name: What the path was given as.
+        path: The path; one that does not exist is accepted.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{name} is {path}, which is a device or a pipe; give a file.")
 
 
 def not_a_run(path: Path) -> InputError:

@@ -63,7 +63,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "run adfedwcp --dry-run --set objective=GammaDistance",
             "the objective is GammaDistance(), which does not use the targets: it can only be "
             "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, "
-            f"objective must be {' or '.join(LOSSES)}.",
+            f"objective must be one of {', '.join(LOSSES)}.",
         ),
         (
             "run fedmask --set objective=GammaL1",
@@ -80,7 +80,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (
             "run adfedwcp --set objective=MutualDistillation",
             "the objective has MutualDistillation, which belongs to fedkd: clients of other methods "
-            f"do not have what it needs. With --set, objective must be {' or '.join(LOSSES)}.",
+            f"do not have what it needs. With --set, objective must be one of {', '.join(LOSSES)}.",
         ),
         (
             "run fedmask --set objective=LogitCalibration",
@@ -284,3 +284,79 @@ def test_files_that_are_nowhere_are_named(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedgrove: uci-har was not found: searched for ")
     assert "FEDGROVE_DATA or --data-dir" in line
+
+
+# ---- paths and texts that no program should be given ---------------------------------------------
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("resume", LONG),
+        ("rerun", LONG),
+        ("compare", LONG),
+        ("watch", LONG),
+        ("report", LONG),
+        ("run", "fedavg", "--data", "digits", "--out", LONG),
+        ("run", "fedavg", "--data", "+".join(["digits"] * 900)),
+        ("run", "fedavg", "--data", "digits", "--init", LONG),
+        ("run", "fedavg", "--data", "digits", "--trace", LONG),
+        ("keys", LONG),
+    ],
+    ids=lambda args: " ".join(args)[:40],
+)
+def test_a_name_that_is_too_long_is_a_sentence(
+    args: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(refused(capsys, *args)) < 6500
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device on this system")
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--config", "/dev/zero is longer than 16777216 bytes; give a file of options."),
+        ("--init", "--init is /dev/zero, which is a device or a pipe; give a file."),
+        ("--trace", "a file of devices is /dev/zero, which is a device or a pipe; give a file."),
+    ],
+)
+def test_a_device_without_an_end_is_not_read(
+    option: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(capsys, "run", "fedavg", "--data", "digits", option, "/dev/zero") == sentence
+
+
+@pytest.mark.parametrize("option", ["--out", "--init", "--config", "--trace"])
+def test_a_zero_byte_is_a_sentence(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, "run", "fedavg", "--data", "digits", option, "a\0b")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "\x1b[31mred"),
+        ("run", "fedavg", "--net", "\x1b[2J"),
+        ("resume", "\u202egnp.exe"),
+        ("cost", "a\rb"),
+    ],
+)
+def test_a_terminal_gets_no_control_characters(
+    args: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = refused(capsys, *args)
+    assert sentence.isprintable()
+
+
+def test_names_of_columns_and_files_are_printed_without_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Path("users")
+    folder.mkdir()
+    (folder / "\x1b[31mann.csv").write_text("\x1b[2Ja,b\n1,2\n")
+    (folder / "bob.csv").write_text("a,y\n1,0\n2,1\n")
+    assert main(["run", "fedavg", "--data", "users", "--label", "y"]) == 2
+    out, err = capsys.readouterr()
+    assert "?[31mann" in err
+    assert all(line.isprintable() for line in (out + err).splitlines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import pickle
 import weakref
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, play, remembered, reports, tensors
+from tests.conftest import answers, make_run, play, remembered, reports, tensors
 from tests.contract import WHOLE, advise, contract_of, small
 
 from fedgrove import methods, trees
@@ -24,6 +25,7 @@ from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.parts.aggregate import Averaging
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
 from fedgrove.runs.rounds import draw_cohort, plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
 
@@ -43,6 +45,23 @@ def test_is_a_frozen_value(method) -> None:
 @pytest.mark.parametrize("method", EVERY)
 def test_is_rebuilt_from_its_toml(method) -> None:
     assert from_toml(to_toml(Experiment(method))).method == method
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_every_state_comes_back_from_a_checkpoint(method, tmp_path: Path) -> None:
+    """Its fields have the types that they are declared with, or a resumed run would be refused."""
+    run = make_run(method, tmp_path, rounds=6)
+    loop = rounds(run)
+    exchange = next(loop)
+    while True:
+        kept: dict[str, torch.Tensor] = {}
+        frozen = json.loads(json.dumps(state_to_json(exchange.state, kept)))
+        again = state_from_json(frozen, kept, run.initial_state)
+        assert trees.identical(tensors(again), tensors(exchange.state))
+        assert again.round == exchange.state.round
+        if not exchange.tasks:
+            break
+        exchange = loop.send(answers(run, Serial(), exchange.tasks))
 
 
 @pytest.mark.parametrize("method", EVERY)

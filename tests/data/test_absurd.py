@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import zipfile
@@ -11,9 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedgrove import data
+from fedgrove import api, data
+from fedgrove.config.experiment import Experiment
 from fedgrove.data.named_set import read_npz
 from fedgrove.errors import InputError, InputErrors
+from fedgrove.methods import FedAvg
 from fedgrove.runs.files import fresh_name
 
 
@@ -30,6 +33,19 @@ def test_an_npz_file_that_announces_more_than_it_has(tmp_path: Path, shape: str)
     rows = str(eval(shape))
     with pytest.raises(InputError, match=r"cannot be read as npz \(.*\); write it with"):
         data.load(npz_with_header(tmp_path / "mine.npz", rows))
+
+
+def test_a_small_npz_file_that_expands_to_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """400 kB that would take 400 MB; a file that is as large as its arrays is read."""
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, x=np.zeros((100, 500_000)), y=np.arange(100) % 2)
+    assert path.stat().st_size < 1 << 19
+    with pytest.raises(
+        InputError, match=r"expand to 400\d{6}; so large a file must be uncompressed"
+    ):
+        read_npz(path)
+    np.savez_compressed(path, x=np.zeros((100, 5000)), y=np.arange(100) % 2)
+    assert read_npz(path)["x"].shape == (100, 5000)
 
 
 def test_a_damaged_npz_file_is_refused_whatever_is_damaged(tmp_path: Path) -> None:
@@ -129,3 +145,43 @@ def test_names_of_three_hundred_letters(tmp_path: Path) -> None:
     second = fresh_name(tmp_path, f"fedavg-{federation.name}-s0")
     assert second.name == f"{place.name}-2"
     second.mkdir()
+
+
+def rows_of(cells: str) -> str:
+    """80 rows with cells for a client and a label; {0} is one of four, {1} one of two."""
+    rows = []
+    for n in range(80):
+        rows.append(f"{n * 7 % 11},{n * 5 % 13}," + cells.format(n % 4, n // 4 % 2))
+    return "\n".join(["a,b,who,label", *rows])
+
+
+@pytest.mark.parametrize("name", [b"anna\xff.csv", b"anna\x1b[2J.csv", b"anna\r.csv"])
+def test_names_of_files_that_cannot_be_printed(tmp_path: Path, name: bytes) -> None:
+    for file in (name, b"bob.csv"):
+        (tmp_path / os.fsdecode(file)).write_text(rows_of("w{},l{}"))
+    words = {"label": "label", "channels": ["a", "b"]}
+    with pytest.raises(InputError, match="the name of a client is 'anna") as caught:
+        data.load(f"{tmp_path}/", **words)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"), [("client", "\x1b[31mw{}\x07,l{}"), ("label", "w{},\x9b2J{}")]
+)
+def test_cells_that_cannot_be_printed(tmp_path: Path, kind: str, cells: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(rows_of(cells))
+    with pytest.raises(InputError, match=f"the name of a {kind} is ") as caught:
+        data.load(str(path), label="label", client="who")
+    assert str(caught.value).isprintable()
+
+
+def test_a_path_that_cannot_be_stored(tmp_path: Path) -> None:
+    """Bytes of a name that are no UTF-8 are lone surrogates in Python, which no file can have."""
+    folder = tmp_path / os.fsdecode(b"of anna\xff") / "data"
+    folder.mkdir(parents=True)
+    (folder / "all.csv").write_text(rows_of("w{},l{}"))
+    wanted = Experiment(FedAvg(), f"{folder}/", rounds=1, label="label", client="who")
+    with pytest.raises(InputError, match="characters that cannot be stored; rename the file"):
+        api.train(wanted, tmp_path / "run", engine="serial")
+    assert not (tmp_path / "run").exists()

@@ -74,6 +74,13 @@ def test_bad_documents(document: dict[str, Any], wanted: str) -> None:
         Preparation.from_json(document)
 
 
+def test_one_number_for_each_channel() -> None:
+    with pytest.raises(
+        InputError, match=r"mean is \(0\.0, 0\.0\); it must be a number for each of 3"
+    ):
+        Preparation(mean=(0.0,) * 2, std=(1.0,) * 2, shape=(3, 64))
+
+
 def test_another_shape_is_refused() -> None:
     own = Preparation(mean=(0.0,) * 3, std=(1.0,) * 3, shape=(3, 64), window=64)
     with pytest.raises(InputError, match=r"\(64, 4\); it must be a batch of inputs \(3, 64\)"):

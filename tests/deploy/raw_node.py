@@ -1,28 +1,36 @@
 """A node without Flower's SuperNode: speaks to a SuperLink with a valid key, and sends what it likes.
 
 ``python raw_node.py PORT KEYS K KIND BOMBS APP``. One process for each node; an answer takes milliseconds,
-because no process is started for a task. KIND is honest, replay, buyer, silent or bombs.
+because no process is started for a task. KIND is honest, replay, buyer, silent or bombs; or of those that
+attack the transport: stuck, garbage, dateless or seer.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import struct
 import sys
 import time
-from hashlib import blake2b
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.constant import HEAD_BODY_DIVIDER, HEAD_VALUE_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_id,
     get_object_tree,
     iterate_object_tree,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
+
+from fedgrove.engines.flower.messages import Letter, make_content, read_letter
 
 FEDGROVE = "fedgrove"
 
@@ -67,31 +75,78 @@ class Hostile:
 
     def claim(self, reply: Message) -> None:
         """Claim 10**9 examples."""
-        record = reply.content.array_records[FEDGROVE]
-        head = json.loads(record["0000.head"].data)
+        head = json.loads(read_letter(reply.content).head)
         if "info" in head:
             head["info"]["examples"] = 10**9
-            data = json.dumps(head).encode()
-            record["0000.head"] = Array(dtype="bytes", shape=(len(data),), stype="json", data=data)
+            letter = Letter(json.dumps(head).encode(), codec="json")
+            for name, record in make_content(letter).items():
+                reply.content[name] = record
 
     def bomb(self, message: Message) -> Message:
         """One of the bombs, in turn; it names the task as an honest node does."""
-        task = message.content.array_records[FEDGROVE]["0000.head"]
-        note = message.content.config_records["note"]
-        named = f"{note['run']}\0{note['nonce']}\0".encode() + bytes(task.data)
-        answers = blake2b(named, digest_size=16).hexdigest()
+        task = read_letter(message.content)
         arrays = {}
         for path in sorted(self.bombs[self.sent % len(self.bombs)].iterdir()):
             data = path.read_bytes()
             shape = (len(data),)
-            arrays[path.name] = Array(dtype="bytes", shape=shape, stype=task.stype, data=data)
+            arrays[path.name] = Array(dtype="bytes", shape=shape, stype=task.codec, data=data)
         self.sent += 1
         print("bomb", self.sent, flush=True)
         content: Any = {
             FEDGROVE: ArrayRecord(arrays),
-            "note": ConfigRecord({"answers": answers}),
+            "note": ConfigRecord({"answers": task.task_id}),
         }
         return Message(RecordDict(content), reply_to=message)
+
+
+TRANSPORT = ("stuck", "garbage", "dateless", "seer")
+
+
+def attack(kind: str, task: Message, reply: Message, send: Any, push_object: Any) -> None:
+    """Answer a task with a reply that Flower itself stumbles over."""
+    print("attack", kind, flush=True)
+    tree = get_object_tree(reply)
+    contents = {i: each.deflate() for i, each in get_all_nested_objects(reply).items()}
+    if kind == "garbage":
+        # Flower inflates it to something that is no message.
+        contents = dict([pack("ConfigRecord", b"")])
+        tree = ObjectTree(object_id=next(iter(contents)))
+    if kind == "dateless":
+        reply.metadata.__dict__["_created_at"] = math.nan
+    if kind == "seer":
+        tree.children.extend(foresee(task))
+    reply.metadata.__dict__["_message_id"] = tree.object_id
+    wanted, session = send(reply, tree, 0.1)
+    for object_id in wanted & contents.keys():
+        # The others announce what they never upload.
+        if kind not in ("stuck", "seer"):
+            push_object(session, object_id, contents[object_id])
+
+
+def foresee(task: Message) -> list[Any]:
+    """What the server will send to others in the next rounds, as a tree with children that it does not have."""
+    letter = read_letter(task.content)
+    (length,) = struct.unpack_from("<I", letter.head)
+    head = json.loads(letter.head[4 : 4 + length])
+    (junk, _) = pack("ArrayChunk", b"junk")
+    trees = []
+    for to in range(10):
+        for later in range(1, 5):
+            text = json.dumps(
+                {**head, "to": to, "round": head["round"] + later}, separators=(",", ":")
+            ).encode()
+            data = struct.pack("<I", len(text)) + text
+            array = Array(dtype="bytes", shape=(len(data),), stype=letter.codec, data=data)
+            children = [ObjectTree(object_id=junk)]
+            trees.append(ObjectTree(object_id=array.object_id, children=children))
+    return trees
+
+
+def pack(kind: str, body: bytes) -> tuple[str, bytes]:
+    """An object of Flower's without children: its id and its content."""
+    head = f"{kind}{HEAD_VALUE_DIVIDER}{HEAD_VALUE_DIVIDER}{len(body)}"
+    content = head.encode() + HEAD_BODY_DIVIDER + body
+    return get_object_id(content), content
 
 
 def pull(pull_object: Any, run: int, object_id: str) -> bytes:
@@ -136,6 +191,9 @@ def main(
             confirm(run, bare.metadata.message_id)
             reply = node.answer(message, Context(run, node_id, config, RecordDict(), {}))
             if reply is None:
+                continue
+            if kind in TRANSPORT and message.metadata.message_type == "train":
+                attack(kind, message, reply, send, partial(push_object, run))
                 continue
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.1)

@@ -117,6 +117,9 @@ def test_an_app_trains_as_serial_does(
         "most_examples": 100.0,
         "keys": "",
     }
+    # Its README explains each of them.
+    readme = (tmp_path / "app" / "README.md").read_text()
+    assert [name for name in given if f"`{name}`" not in readme] == []
     grid = Loopback(dict.fromkeys(range(3), client))
     path = tmp_path / "app" / "fedgrove_app" / "config.toml"
     result = serve(grid, path, **_read_options(dict.fromkeys(given), given), code=path.parent)
@@ -242,7 +245,8 @@ def test_a_file_that_flower_would_leave_out_is_refused(tmp_path: Path) -> None:
 )
 def test_wrong_words_in_an_apps_configuration_are_refused(word: str, value: Any) -> None:
     given = {"out": "runs/a", "clients": 3}
-    assert _read_options({**dict.fromkeys(("wait", "timeout")), **given}, {})["timeout"] is None
+    assert _read_options({**dict.fromkeys(("wait", "timeout")), **given}, {})["timeout"] == 600
+    assert _read_options({**given, "timeout": 0}, {})["timeout"] is None
     nothing = dict.fromkeys(("out", "clients", "wait", "timeout"))
     with pytest.raises(InputError, match=f"^{word} is "):
         _read_options(nothing, {**given, word: value})
@@ -322,6 +326,20 @@ def test_a_folder_that_was_there_becomes_private(tmp_path: Path) -> None:
     folder.mkdir(mode=0o755)
     command("keys", str(folder), "--nodes", "1")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "ca.crt", "node-0"])
+def test_the_rights_of_a_folder_with_files_do_not_change(name: str, tmp_path: Path) -> None:
+    """Not of a home, of a run, or of the root of a system."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    # Whatever the umask of the tests.
+    folder.chmod(0o755)
+    (folder / name).write_text("mine")
+    with pytest.raises(InputError, match="give"):
+        make_keys(folder, 1)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert [path.name for path in folder.iterdir()] == [name]
 
 
 def test_flower_reads_the_nodes_keys(tmp_path: Path) -> None:

@@ -80,6 +80,26 @@ def test_the_printed_set_up_has_no_problem(site: Site) -> None:
         assert what in table
 
 
+@pytest.mark.slow
+def test_a_superlink_without_certificates_is_found(site: Site) -> None:
+    """It uses no folder of keys, so it could be anybody's; the worst of all must not be left out."""
+    site.start(
+        "superlink",
+        *("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(site.port)),
+        *("--database", "superlink.db", "--disable-runtime-dependency-installation"),
+    )
+    wait_for("the SuperLink listens", site._listens, 90)
+    code, table = examined(site)
+    print(table)
+    assert code == 1
+    [tls] = [line for line in table.splitlines() if line.startswith("SuperLink: TLS")]
+    assert "PROBLEM: none" in tls
+    assert f"127.0.0.1:{site.port} lets in every key" in table
+    # It is not the one that has this folder's certificates.
+    [running] = [line for line in table.splitlines() if line.startswith("running")]
+    assert "PROBLEM: SuperLink (" in running
+
+
 OPEN = """
 ip link set lo up || exit 77
 exec "$@"
@@ -141,7 +161,9 @@ def test_nothing_runs_and_a_folder_that_is_none(tmp_path: Path) -> None:
         check_server(tmp_path)
     make_keys(tmp_path / "keys", 1)
     checks = check_server(tmp_path / "keys")
-    assert [check.name for check in checks if not check.is_right] == ["running"]
+    wrong = [check.name for check in checks if not check.is_right]
+    # Another program on this machine may have started a SuperLink without certificates.
+    assert [name for name in wrong if not name.startswith("SuperLink: ")] == ["running"]
     assert found(checks, "server.crt: names").found == "localhost, 127.0.0.1"
 
 
@@ -171,6 +193,9 @@ def test_an_app_without_a_timeout(tmp_path: Path) -> None:
     (app / "pyproject.toml").write_text("[tool.flwr.app.config]\ntimeout = 0\n")
     assert not doctor.check_timeouts([tmp_path / "flwr"]).is_right
     (app / "pyproject.toml").write_text("[tool.flwr.app.config]\ntimeout = 600\n")
+    assert doctor.check_timeouts([tmp_path / "flwr"]).found == "mine: 600 s"
+    # Without the option the server takes its own default.
+    (app / "pyproject.toml").write_text("[tool.flwr.app.config]\nout = 'a'\n")
     assert doctor.check_timeouts([tmp_path / "flwr"]).found == "mine: 600 s"
 
 

@@ -124,3 +124,48 @@ def test_hostile_nodes_cost_their_own_reports(tmp_path: Path) -> None:
         assert late - early <= FLAT, memory
     finally:
         site.close()
+
+
+TRANSPORT = ("honest", "honest", "honest", "honest", "stuck", "garbage", "dateless", "seer")
+"""What each node does in the second run: the last ones send what Flower itself stumbles over."""
+FEW_ROUNDS = 8
+
+
+def test_no_node_holds_up_or_ends_a_run(tmp_path: Path) -> None:
+    """Replies that are announced and never come, that are no message, or that are stored without a date; and a
+    node that announces what the server will send to others, so that the SuperLink refuses to take it.
+    """
+    site = Site(tmp_path)
+    nodes = len(TRANSPORT)
+    try:
+        make_keys(site.keys, nodes)
+        site.start_link()
+        site.register(nodes)
+        words = {"data": "digits", "clients": nodes, "cohort": nodes, "rounds": FEW_ROUNDS}
+        wanted = Experiment(methods.make("fedavg"), evaluate=0, **words)
+        app = write_app(wanted, tmp_path / "app", timeout=20)
+        (tmp_path / "bombs").mkdir()
+        for k, kind in enumerate(TRANSPORT):
+            site.start(
+                f"node-{k}",
+                *("python", str(Path(__file__).with_name("raw_node.py")), str(site.port)),
+                *(str(site.keys), str(k), str(k), kind, str(tmp_path / "bombs"), str(app.folder)),
+            )
+        out = tmp_path / "run"
+        run = site.start_run(app.folder, "transport", out=str(out), keys=str(site.keys), grace=90)
+        wait_for("the run ends", lambda: run.process.poll() is not None, 900)
+        print(run.text)
+        summary = json.loads((out / "summary.json").read_text())
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        lost = set()
+        for line in lines:
+            for clients in line.get("lost", {}).values():
+                lost.update(clients)
+        assert lost == {4, 5, 6, 7}
+        assert summary["lost"]["unreadable"] >= FEW_ROUNDS
+        assert "late" in summary["lost"]
+        # Two rounds wait for those that never answer, and then nobody does.
+        assert sum(line["seconds"] > 20 for line in lines) <= 5
+        assert "Traceback" not in run.text
+    finally:
+        site.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from tests.deploy.processes import Site, free_port, wait_for
 
 from fedgrove.deploy.keys import make_keys
-from fedgrove.deploy.proxy import MOST_BYTES, serve_nodes
+from fedgrove.deploy.proxy import MOST_AT_ONCE, MOST_BYTES, MOST_OTHER_BYTES, serve_nodes
 from fedgrove.errors import InputError
 
 pytest.importorskip("flwr")
@@ -50,6 +52,7 @@ class Doors:
         (self.keys / "node-1.pub").unlink()
         self.behind = ThreadingHTTPServer(("127.0.0.1", 0), Counting)
         self.arrived: list[str] = []
+        self.opened: list[ssl.SSLSocket] = []
         self.behind.arrived = self.arrived  # type: ignore[attr-defined]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.keys / "server.crt", self.keys / "server.key")
@@ -75,6 +78,19 @@ class Doors:
         answer = response.read()
         connection.close()
         return response.status, answer
+
+    def begin_post(self, length: int) -> None:
+        """Send all of a body but its last byte, as far as the proxy takes it."""
+        trusted = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
+        plain = socket.create_connection(("127.0.0.1", self.site.port), 20)
+        connection = trusted.wrap_socket(plain, server_hostname="127.0.0.1")
+        self.opened.append(connection)
+        words = {"Host": "127.0.0.1", "Content-Length": str(length), **self.signature(0)}
+        head = "".join(f"{name}: {value}\r\n" for name, value in words.items())
+        with suppress(OSError):
+            connection.sendall(f"POST {FLEET} HTTP/1.1\r\n{head}\r\n".encode())
+            for _ in range(length // 2**20):
+                connection.sendall(bytes(2**20 - 1))
 
     def signature(self, node: int, ahead: float = 0.0) -> dict[str, str]:
         """What a SuperNode sends along."""
@@ -165,6 +181,46 @@ def test_a_body_has_a_limit(doors: Doors) -> None:
         status = 413
     assert status == 413
     assert len(doors.arrived) == before
+
+
+@pytest.mark.parametrize("path", ["push-messages", "pull-messages", "send-node-heartbeat"])
+def test_only_pieces_of_messages_are_long(path: str, doors: Doors) -> None:
+    """A message that announces ten thousand pieces would keep the SuperLink's database busy."""
+    before = len(doors.arrived)
+    assert doors.post(f"/v1/fleet/{path}", b"x" * (MOST_OTHER_BYTES + 1))[0] == 413
+    assert len(doors.arrived) == before
+    assert doors.post(f"/v1/fleet/{path}", b"x" * MOST_OTHER_BYTES)[0] == 200
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="memory is read from /proc")
+def test_one_key_cannot_fill_the_memory(doors: Doors) -> None:
+    """Many requests of nearly the longest body, none of which is completed."""
+    before = memory_of(doors)
+    calls = [threading.Thread(target=doors.begin_post, args=(31 * 2**20,)) for _ in range(20)]
+    doors.opened.clear()
+    for call in calls:
+        call.start()
+    # Those that are read are there, and all others wait.
+    wait_for("some are read", lambda: sum(not call.is_alive() for call in calls) >= 3, 60)
+    for call in calls:
+        call.join(0.5)
+    highest = memory_of(doors)
+    try:
+        # All of them would take 620 MiB, and more while a body grows.
+        assert highest - before < 31 * MOST_AT_ONCE * 2
+    finally:
+        for connection in doors.opened:
+            connection.close()
+    for call in calls:
+        call.join(30)
+    assert doors.post(FLEET)[0] == 200
+
+
+def memory_of(doors: Doors) -> int:
+    """Resident memory of the proxy in MiB."""
+    status = Path(f"/proc/{doors.program.process.pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return int(fields["VmRSS"].split()[0]) // 1024
 
 
 def test_a_node_that_is_added_later_is_known(doors: Doors, tmp_path: Path) -> None:

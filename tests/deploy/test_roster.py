@@ -370,6 +370,22 @@ def test_many_nodes_are_looked_through_once() -> None:
     assert time.process_time() - begun < 5
 
 
+def test_a_large_run_begins_without_many_clients_in_one_look_at_each() -> None:
+    """10,000 clients have enrolled, with 1 to 10,000 examples; 30,000 have not, and get the median."""
+    known = enrolment.read_enrolment(copy.deepcopy(VALID))
+    nodes = {}
+    for k in range(10_000):
+        # 7919 is prime: each number once, in no order.
+        info = replace(known.info, examples=1 + 7919 * k % 10_000)
+        nodes[k] = replace(known, partition=k, info=info)
+    begun = time.process_time()
+    made = enrolment.make_federation(nodes, known.kind, absent=range(10_000, 40_000))
+    assert time.process_time() - begun < 10
+    assert len(made.clients) == 40_000
+    assert made.info(39_999).examples == 5000
+    assert made.client(39_999).labels is None
+
+
 # ---- who is who ----------------------------------------------------------------------------------
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,22 @@ import pytest
 import torch
 from tests.conftest import make_run, tensors
 
+import fedgrove as fg
 from fedgrove import methods, trees
-from fedgrove.core import Carry, Client, Engine, Give, Outcome, Packet, Stage, Train
+from fedgrove.core import (
+    SCORING_VERBS,
+    Answer,
+    Carry,
+    Client,
+    Engine,
+    Give,
+    Job,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Train,
+)
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import EngineError
@@ -106,3 +121,46 @@ def test_work_in_place_does_not_reach_the_servers_model(engine: str, tmp_path: P
 def test_where_clients_share_tensors_work_in_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="in place; clone them first"):
         trained("in place", tmp_path / "run", Batched())
+
+
+# ---- what a client may claim about its own scores ------------------------------------------------
+
+
+class Boaster(Serial):
+    """The serial engine, with a client 0 that reports a number of its own choice when it is scored."""
+
+    def __init__(self, name: str, number: float) -> None:
+        super().__init__()
+        self.claimed = {name: number}
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        for job, answer in super().map(jobs):
+            _, task = job
+            is_scored = task.to == 0 and task.verb in SCORING_VERBS
+            if is_scored and isinstance(answer, Report):
+                answer = replace(answer, metrics={**answer.metrics, **self.claimed})
+            yield job, answer
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "number"),
+    [
+        # Its square is too large for a number, and an error has no upper bound.
+        ("diabetes", "test0", 1e200),
+        ("digits", "test_loss0", 1.7e308),
+        ("digits", "validation0", -1.0),
+        ("digits", "params", 1e80),
+        ("digits", "diverged", 2.0),
+    ],
+)
+def test_an_absurd_score_costs_its_report_and_not_the_run(
+    data: str, name: str, number: float, tmp_path: Path
+) -> None:
+    engine: Any = Boaster(name, number)
+    words: dict[str, Any] = {"clients": 4, "cohort": 4, "rounds": 1, "progress": False}
+    result = fg.run("fedavg", data=data, engine=engine, out=tmp_path / "run", **words)
+    (line,) = result.folder.metrics()
+    assert line["unscored"] == {"metrics": [0]}
+    assert result.summary["scored"] == 3
+    # As others read it: without a number that is none.
+    json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=pytest.fail)

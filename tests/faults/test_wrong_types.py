@@ -29,7 +29,7 @@ from fedgrove import api
 from fedgrove.cli import main
 from fedgrove.config.experiment import Experiment
 from fedgrove.config.sweep import sweep
-from fedgrove.errors import FedgroveError, FolderWarning
+from fedgrove.errors import FedgroveError, FolderWarning, is_plain_text
 from fedgrove.export.source import opened
 from fedgrove.methods import Ditto, FedAvg
 from fedgrove.runs.files import compute_checksum, read_checksums, seal_json
@@ -46,6 +46,8 @@ VALUES: dict[str, Any] = {
     "true": True,
     "huge": 10**30,
     "long": "y" * 5000,
+    "surrogate": "\ud800",
+    "control": "\x1b[2J",
 }
 """What stands in place of each value, by name."""
 
@@ -162,6 +164,8 @@ def command(*words: str) -> str:
     err = io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main(words)
+    if not is_plain_text(out.getvalue()):
+        raise Broken(f"not printable: {out.getvalue()[:300]!r}")
     if code == 0:
         return ""
     shown = " ".join(out.getvalue().split())
@@ -288,8 +292,8 @@ def all_cases(folders: Mapping[str, Path]) -> list[Case]:
         document = file.read(folders[file.folder] / file.name)
         for place in places_in(document):
             for value in VALUES:
-                # TOML has no null, and its document is a table.
-                if file.read is read_toml and (value == "null" or not place):
+                # TOML has no null and no surrogates, and its document is a table.
+                if file.read is read_toml and (value in ("null", "surrogate") or not place):
                     continue
                 for name in file.commands:
                     cases.append(Case(file, place, value, name))
@@ -313,6 +317,8 @@ def attempt(case: Case, content: Any, folder: Path) -> str:
             return f"warning: {warning.message}"
     if "\n" in sentence:
         return f"several lines: {sentence[:200]}"
+    if "\x1b" in sentence or "\ud800" in sentence:
+        return f"not printable: {sentence!r}"
     return "sentence" if sentence else "result"
 
 

@@ -11,6 +11,8 @@ import pytest
 from fedgrove.report.seed_averages import (
     average_over_seeds,
     compare_methods,
+    latex_table,
+    markdown_table,
     paired_difference,
     print_method_rows,
     print_seed_averages,
@@ -178,6 +180,13 @@ def test_the_tables_say_it() -> None:
     print_seed_averages(average_over_seeds({"a-s0": summary("a", 0, 0.5)}), file)
     assert "±" not in file.getvalue()
     assert "paired" not in file.getvalue()
+
+
+def test_names_in_tables_for_a_paper_show_and_do_nothing_else() -> None:
+    groups = average_over_seeds({"<img src=x onerror=f()>\x1b[31m\na|b-s0": summary("a", 0, 0.5)})
+    row = markdown_table(groups).splitlines()[2]
+    assert row.startswith("| \\<img src=x onerror=f()>?\\[31m a\\|b")
+    assert "<img src=x onerror=f()>?[31m a|b" in latex_table(groups)
 
 
 def tuned_summary(accuracy: float, worst: float, up: int, seed: int = 0) -> dict[str, Any]:

@@ -85,6 +85,13 @@ def test_a_state_of_another_version_is_refused(change: Any) -> None:
         state_from_json(frozen, {}, State(0))
 
 
+def test_a_part_of_another_type_is_refused() -> None:
+    frozen = state_to_json(State(4), {})
+    frozen["fields"]["inner"] = "x"
+    with pytest.raises(ValueError, match="inner of the state has a different type"):
+        state_from_json(frozen, {}, State(0))
+
+
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())
 STATES = st.recursive(

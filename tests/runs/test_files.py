@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedgrove.runs.files import (
     check_inside,
     compute_checksum,
     format_checksums,
+    read_bytes,
     read_checksums,
     read_listed,
     read_sealed,
@@ -114,3 +116,12 @@ def test_what_is_inside_is_not_and_the_folder_may_be_a_link(tmp_path: Path) -> N
     (tmp_path / "run" / "shortcut").symlink_to("models")
     for name in ("models/index.json", "shortcut/index.json", "new"):
         assert check_inside(tmp_path / "link", name) == tmp_path / "link" / name
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
+def test_a_pipe_or_a_device_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "summary.json")
+    (tmp_path / "config.toml").symlink_to("/dev/zero")
+    for name in ("summary.json", "config.toml"):
+        with pytest.raises(DamageError, match=f"{name} is damaged: it is not a file"):
+            read_bytes(tmp_path / name)

@@ -117,6 +117,11 @@ SENTENCES: dict[str, list[tuple[object, ExpectedReport, str]]] = {
             RANGED,
             "client 4 sent group = -inf, which is not finite.",
         ),
+        (
+            replace(GOOD, metrics={"loss": -1.1e100}),
+            HOLDS,
+            "client 4 sent loss = -1.1e+100; it must be at most 1e+100 in size.",
+        ),
         (GOOD, RANGED, "client 4 sent no group, which the answer must contain."),
         (
             replace(GOOD, metrics={"group": 3}),

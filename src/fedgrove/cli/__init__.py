@@ -19,7 +19,16 @@ from typing import Any
 
 import typer
 
-from ..errors import EngineError, FedgroveError, FolderWarning, InputError, InputErrors, unknown
+from ..errors import (
+    EngineError,
+    FedgroveError,
+    FolderWarning,
+    InputError,
+    InputErrors,
+    make_printable,
+    shown,
+    unknown,
+)
 from ..options.definition import options_of
 
 __all__ = ["main"]
@@ -59,9 +68,11 @@ def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int
     except ClickError as error:
         return _fail(_sentence(error), 2)
     except OSError as error:
+        where = f"{shown(error.filename)}: " if error.filename else ""
+        if error.errno in _PATH_TROUBLE:
+            return _fail(f"{where}{error.strerror}; give another path.", 2)
         if error.errno not in _DISK_TROUBLE:
             raise
-        where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror}; free some space, or check the disk.", 1)
     # typer returns the code of an Exit, and otherwise what the command returned.
     return code if isinstance(code, int) else 0
@@ -69,6 +80,8 @@ def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int
 
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What anything that writes can meet, a library's temporary files too."""
+_PATH_TROUBLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
+"""What looking at a path of the user's can meet, before anything is read."""
 
 
 def _show_warnings_as_sentences() -> None:
@@ -76,7 +89,7 @@ def _show_warnings_as_sentences() -> None:
 
     def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, FolderWarning):
-            print(f"fedgrove: {message}", file=sys.stderr)
+            print(f"fedgrove: {make_printable(str(message))}", file=sys.stderr)
         else:
             others(message, category, *rest, **named)
 
@@ -115,7 +128,10 @@ def _fail(reason: object, code: int) -> int:
     # What the parser refuses was not raised by a command, and names options as they are typed.
     command = getattr(reason, "command", None)
     # One line for each thing that is wrong; line breaks in a sentence make no more of them.
-    lines = (" ".join(_spell_flag(sentence, command).split()) for sentence in sentences)
+    lines = []
+    for sentence in sentences:
+        text = " ".join(_spell_flag(sentence, command).split())
+        lines.append(make_printable(text))
     print("fedgrove:", "\n".join(lines), file=sys.stderr)
     return code
 

@@ -240,6 +240,10 @@ def _check_division(experiment: Experiment) -> Refusals:
 # ---- files ---------------------------------------------------------------------------------------
 
 
+LONGEST_CONFIG = 1 << 24
+"""The most bytes that a file of options may have."""
+
+
 class ConfigFile(NamedTuple):
     """What a file has."""
 
@@ -295,7 +299,14 @@ def _read_text(place: Path, is_option: bool) -> str:
     if place.is_dir():
         return RunFolder.open(place).config
     try:
-        return place.read_text(encoding="utf-8")
+        with place.open("rb") as file:
+            # Not all at once: a device may have no end.
+            data = file.read(LONGEST_CONFIG + 1)
+        if len(data) > LONGEST_CONFIG:
+            raise InputError(
+                f"{place} is longer than {LONGEST_CONFIG} bytes; give a file of options."
+            )
+        return data.decode("utf-8")
     except FileNotFoundError:
         what = f"there is no file or folder {place}"
         if is_option:

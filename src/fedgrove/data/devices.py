@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from ..core import REFERENCE_GMACS, ClientInfo
-from ..errors import InputError, check, list_some, unknown
+from ..errors import InputError, check, check_has_end, list_some, unknown
 from ..renamed import find_old_names
 from ..seeds import numpy_rng
 
@@ -280,6 +280,7 @@ def _read_file(path: str) -> pd.DataFrame:
     # Imported here because pandas takes half a second, and most runs have no files of devices.
     from .readers import read_csv
 
+    check_has_end("a file of devices", Path(path))
     try:
         frame = read_csv(Path(path), path).fillna("").apply(lambda column: column.str.strip())
     except OSError as error:

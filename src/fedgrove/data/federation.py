@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core import ClientInfo, assign_folds
-from ..errors import InputError, check, shown
+from ..errors import InputError, check, is_plain_text, shown
 from ..options.groups import VALIDATION
 from ..problems import CLASSES, AnyProblem
 from .preparation import IDENTITY, Preparation
@@ -356,6 +356,22 @@ class Federation:
             f"Federation({self.name!r}, {len(self.clients)} clients, {self.classes} outputs, "
             f"shape {self.shape}, partition {self.partition!r})"
         )
+
+    def __post_init__(self) -> None:
+        named = {
+            "data": (self.name,),
+            "client": self.names.values(),
+            "label": self.labels,
+            "channel": self.preparation.channels or (),
+        }
+        for kind, names in named.items():
+            for name in names:
+                # They reach every output of a run, and its files.
+                if not is_plain_text(str(name)):
+                    raise InputError(
+                        f"the name of a {kind} is {shown(name)}, which cannot be printed; rename "
+                        "the file, or change its text."
+                    )
 
     def preparation_of(self, k: int, round: int = 0) -> Preparation:
         """Return how the raw inputs of one client became its inputs."""

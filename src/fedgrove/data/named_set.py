@@ -8,6 +8,7 @@ import inspect
 import os
 import tempfile
 import traceback
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -353,6 +354,20 @@ def _write(target: Path, fresh: Arrays) -> None:
 # ---- npz files -----------------------------------------------------------------------------------
 
 
+MOST_EXPANDED = 1 << 28
+MOST_EXPANSION = 100
+"""An npz file may expand to this many bytes, or to this many times its own size if that is more."""
+
+
+def _check_expansion(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse a small npz file that would fill the memory."""
+    expanded = sum(member.file_size for member in archive.infolist())
+    if expanded > max(MOST_EXPANDED, MOST_EXPANSION * size):
+        raise ValueError(
+            f"its {size} bytes expand to {expanded}; so large a file must be uncompressed"
+        )
+
+
 def read_npz(path: Path, names: Sequence[str] = ()) -> Arrays:
     """Read all arrays of a data set's npz file.
 
@@ -370,6 +385,7 @@ def read_npz(path: Path, names: Sequence[str] = ()) -> Arrays:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 raise ValueError("it contains one array without a name")
+            _check_expansion(loaded.zip, path.stat().st_size)
             contents = {key: loaded[key] for key in loaded.files}
     except FileNotFoundError:
         raise InputError(

@@ -57,6 +57,9 @@ class Preparation:
             return
         check(len(self.mean) == len(self.std), "std", len(self.std), f"{len(self.mean)} numbers")
         check(all(value > 0 for value in self.std), "std", self.std, "above 0")
+        if self.shape is not None:
+            channels = self.shape[0] if self.shape else 1
+            check(len(self.mean) == channels, "mean", self.mean, f"a number for each of {channels}")
 
     @property
     def changes_nothing(self) -> bool:

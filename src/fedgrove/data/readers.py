@@ -153,7 +153,7 @@ def _find_files(path: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         return [("", path)], []
     found: list[tuple[str, Path]] = []
     ignored: list[str] = []
-    for file in sorted(path.rglob("*")):
+    for file in _list_files(path):
         inside = file.relative_to(path)
         # macOS leaves a hidden "._NAME.csv" next to each file that it copies.
         is_hidden = any(part.startswith(".") for part in inside.parts)
@@ -172,6 +172,16 @@ def _find_files(path: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     if ignored:
         return found, [f"files that are not data are ignored: {list_some(ignored)}"]
     return found, []
+
+
+def _list_files(path: Path) -> list[Path]:
+    try:
+        return sorted(path.rglob("*"))
+    except OSError as error:
+        raise InputError(
+            f"the folder '{path}' cannot be read: {error.filename}: {error.strerror or error}; "
+            "give a folder with your data alone."
+        ) from None
 
 
 def _read_file(path: Path, folder: Path, client: str, options: OwnDataOptions) -> Content:

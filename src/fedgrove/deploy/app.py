@@ -35,18 +35,13 @@ from ..nets.user_files import import_file, is_file_spec
 from ..options.definition import options_of
 from ..report.page import render
 from .enrolment import TIMES_USUAL, describe_client
-from .server import GRACE
+from .server import GRACE, TIMEOUT
 
 PACKAGE = "fedgrove_app"
 CODE = "code"
 """The folder of the user's own files, in the package."""
 WAIT = 600
 """Seconds that the app's server waits for its nodes."""
-TIMEOUT = 600
-"""Seconds after which a client that has not answered is lost, unless another number is given.
-
-A node that is connected and never answers would hold up the run for ever.
-"""
 FILES = {
     "pyproject.toml": "pyproject.toml.txt",
     "README.md": "README.md.txt",
@@ -80,7 +75,7 @@ def write_app(
 
     The data are read once, to check that all fits and to write down the names of the classes; they
     do not go along. ``timeout`` is how many seconds the server waits for a client's answer; by
-    default :data:`TIMEOUT`.
+    default :data:`fedgrove.deploy.server.TIMEOUT`.
     """
     path = Path(folder)
     _check_free(path)

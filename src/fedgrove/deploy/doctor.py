@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, list_some
+from .server import TIMEOUT
 
 PROC = Path("/proc")
 SECONDS = 10.0
@@ -117,7 +118,7 @@ def check_server(keys: str | Path) -> list[Check]:
 
 
 def _find_programs(folder: Path) -> list[Program]:
-    """Find the SuperLink and the proxy that use the folder, all of nginx, and the nodes here."""
+    """Find what uses the folder: SuperLink, proxy, nodes; all of nginx; SuperLinks without TLS."""
     here = os.stat(PROC / "self" / "ns" / "net").st_ino
     found = []
     for place in PROC.iterdir():
@@ -155,20 +156,24 @@ def _uses(program: Program, folder: Path) -> bool:
     if program.kind == "proxy":
         place = program.words.index("proxy") + 1
         return program.path(program.words[place]) == folder
-    option = "--ssl-certfile" if program.kind == "SuperLink" else "--root-certificates"
-    given = program.option(option)
-    if given is None:
-        return False
     if program.kind == "SuperLink":
-        return program.path(given).parent == folder
+        certificate = program.option("--ssl-certfile")
+        # One without a certificate could be anybody's; it is too open to be left out.
+        return certificate is None or program.path(certificate).parent == folder
+    certificate = program.option("--root-certificates")
+    if certificate is None:
+        return False
     # A node on this machine may have a copy.
-    return program.path(given).read_bytes() == (folder / "ca.crt").read_bytes()
+    return program.path(certificate).read_bytes() == (folder / "ca.crt").read_bytes()
 
 
 def _check_runs(folder: Path, programs: Sequence[Program]) -> Check:
     """Check that a SuperLink that uses a folder of keys is running."""
     running = [f"{program.kind} ({program.pid})" for program in programs]
-    is_there = any(program.kind == "SuperLink" for program in programs)
+    is_there = False
+    for program in programs:
+        has_certificate = program.option("--ssl-certfile") is not None
+        is_there = is_there or (program.kind == "SuperLink" and has_certificate)
     return Check(
         "running",
         is_there,
@@ -439,7 +444,7 @@ def check_timeouts(homes: Sequence[Path]) -> Check:
         for path in sorted(home.glob("apps/**/pyproject.toml")):
             with suppress(OSError, tomllib.TOMLDecodeError, KeyError):
                 config = tomllib.loads(path.read_text())["tool"]["flwr"]["app"]["config"]
-                timeouts[path.parent.name] = config.get("timeout", 0)
+                timeouts[path.parent.name] = config.get("timeout", TIMEOUT)
     without = [name for name, seconds in timeouts.items() if not seconds]
     found = "no app has run yet"
     if without:

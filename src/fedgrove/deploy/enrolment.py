@@ -397,13 +397,15 @@ def make_federation(
         texts = [json.dumps(each.words[key]) for each in _in_order(nodes)]
         words[key] = json.loads(_find_usual(texts))
     labels = tuple(words["labels"])
+    # Made once: the clients of a large run that are absent are alike.
+    info = ClientInfo(find_usual_examples(nodes))
+    absent_client = replace(make_client(nodes[min(nodes)]), info=info, labels=None)
     clients = {}
     for partition in sorted({*nodes, *absent}):
         if partition in nodes:
             clients[partition] = make_client(nodes[partition])
         else:
-            usual = ClientInfo(find_usual_examples(nodes))
-            clients[partition] = replace(make_client(nodes[min(nodes)]), info=usual, labels=None)
+            clients[partition] = absent_client
     shape = tuple(said["shape"])
     return Federation(
         name=words["name"],

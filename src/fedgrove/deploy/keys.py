@@ -64,7 +64,8 @@ class Keys:
 def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ()) -> Keys:
     """Make a CA, a server certificate for ``hosts``, and authentication keys for the nodes.
 
-    Nothing is overwritten: a folder that has some of them is refused.
+    The folder becomes readable for the user only, and nothing is overwritten: a folder that has any
+    files is refused.
     """
     check(1 <= nodes <= MOST_NODES, "nodes", nodes, f"1 to {MOST_NODES}")
     if find_spec("cryptography") is None:
@@ -76,6 +77,7 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
     # Each host once, in the order given: the first one that was named is shown to the user.
     all_hosts = tuple(dict.fromkeys((*LOCAL, *map(_checked, hosts))))
     try:
+        _check_free(path, nodes)
         # Only the user may list it: it holds private keys.
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A folder that was there, or whatever the umask of the user.
@@ -101,11 +103,11 @@ def _checked(host: str) -> str:
     return host
 
 
-def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
-    """Make the files of a new folder of keys; refuse to overwrite any."""
+def _check_free(path: Path, nodes: int) -> None:
+    """Refuse a folder with files, whose rights would change."""
     files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt", DECLARED)]
     present = list(filter(Path.exists, files))
-    names = tuple(f"node-{number}" for number in range(nodes))
+    names = _name_nodes(nodes)
     taken = [path / name for name in names if (path / name).exists()]
     if present:
         # A new authority would shut out every node that trusts the old one.
@@ -118,6 +120,19 @@ def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
         raise InputError(
             f"{taken[0]} already exists, and is never overwritten; give a different folder."
         )
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(
+            f"{path} contains other files, and a folder of keys is readable for its user only; "
+            "give an empty or a new folder."
+        )
+
+
+def _name_nodes(nodes: int) -> tuple[str, ...]:
+    return tuple(f"node-{number}" for number in range(nodes))
+
+
+def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
+    names = _name_nodes(nodes)
     _write_certificates(path, hosts)
     lines = [DECLARED_HEAD]
     for partition, name in enumerate(names):

@@ -6,7 +6,9 @@ So the SuperLink listens on loopback, and this proxy passes on what nodes need a
     node --TLS--> proxy 0.0.0.0:8443 --TLS--> SuperLink 127.0.0.1:8000 <--TLS-- flwr run
 
 A SuperLink reads a whole request before it checks who sent it. The proxy checks first: a request
-must be signed with a key whose public half is in its folder, and its body has a limit.
+must be signed with a key whose public half is in its folder, its body has a limit, and a node may
+send a few requests at a time. So one node cannot fill the memory of the server, or keep the
+database of the SuperLink busy.
 """
 
 from __future__ import annotations
@@ -32,7 +34,14 @@ PORT = 8443
 """The port that nodes connect to."""
 SUPERLINK = "127.0.0.1:8000"
 MOST_BYTES = 32 * 2**20
-"""The longest body of a request: Flower sends messages in pieces of 5 MiB."""
+"""The longest body of a request with a piece of a message: Flower sends pieces of 5 MiB."""
+PIECES = "/v1/fleet/push-object"
+MOST_OTHER_BYTES = 2**16
+"""The longest body of any other request. One that announces a message has 70 bytes for each of its
+pieces; a SuperLink writes them into its database in one go, and nobody else can write meanwhile."""
+MOST_AT_ONCE = 6
+"""The most requests of a node that are read at a time: a SuperNode sends at most four. Others wait
+until one of these is answered."""
 SECONDS = 120.0
 """How long a request may take to arrive, and a SuperLink to answer it."""
 MOST_AHEAD = 5.0
@@ -63,6 +72,8 @@ class Proxy:
     client: Any
     warned: dict[str, float] = field(default_factory=dict)
     """By node, when a sentence about its clock was last logged; only known nodes are in it."""
+    turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    """By node, how many more requests it may send now."""
 
     def _warn(self, name: str, sentence: str) -> None:
         """Log a warning about a node, but not too often."""
@@ -88,13 +99,29 @@ class Proxy:
             self._warn(signed.name, wrong)
             await _answer(send, 401, wrong.encode())
         else:
-            await self._pass_on(path.decode(), headers, receive, send)
+            await self._wait_for_turn(signed.name, path.decode(), headers, receive, send)
+
+    async def _wait_for_turn(
+        self, name: str, path: str, headers: Headers, receive: Receive, send: Send
+    ) -> None:
+        """Pass a request on as soon as its node has few enough others."""
+        turn = self.turns.setdefault(name, asyncio.Semaphore(MOST_AT_ONCE))
+        try:
+            await asyncio.wait_for(turn.acquire(), SECONDS)
+        except TimeoutError:
+            await _answer(send, 429, b"this node sends too many requests at a time")
+            return
+        try:
+            await self._pass_on(path, headers, receive, send)
+        finally:
+            turn.release()
 
     async def _pass_on(self, path: str, headers: Headers, receive: Receive, send: Send) -> None:
         import httpx
 
         try:
-            body = await asyncio.wait_for(_read(receive), SECONDS)
+            most = MOST_BYTES if path == PIECES else MOST_OTHER_BYTES
+            body = await asyncio.wait_for(_read(receive, most), SECONDS)
             kept = [each for each in headers if PASSED_ON.fullmatch(each[0])]
             got = await self.client.post(path, content=body, headers=kept)
         except TimeoutError:
@@ -112,15 +139,15 @@ def _is_passed_on(name: bytes) -> bool:
     return PASSED_ON.fullmatch(name.lower()) is not None
 
 
-async def _read(receive: Receive) -> bytes:
-    """The body of a request; OverflowError as soon as it is longer than allowed."""
+async def _read(receive: Receive, most: int) -> bytes:
+    """The body of a request; OverflowError as soon as it is longer than ``most``."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise TimeoutError
         body += message.get("body", b"")
-        if len(body) > MOST_BYTES:
+        if len(body) > most:
             raise OverflowError
         if not message.get("more_body", False):
             return bytes(body)
@@ -128,7 +155,7 @@ async def _read(receive: Receive) -> bytes:
 
 async def _answer(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
     headers = [*(headers or []), (b"content-length", str(len(body)).encode())]
-    if status in (401, 408, 413):
+    if status in (401, 408, 413, 429):
         # What is left of the body is not read.
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

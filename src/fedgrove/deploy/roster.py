@@ -20,11 +20,12 @@ from ..engines.flower import messages
 from ..engines.flower.engine import (
     LONGEST_REASON,
     explain_absence,
+    limit_answer,
     list_nodes,
-    pull,
     push,
     read_answer_head,
 )
+from ..engines.flower.mailbox import Mailbox
 from ..engines.flower.messages import Head
 from ..errors import EngineError, FedgroveError, InputError, clean_text
 from ..runs.run import Run
@@ -82,6 +83,7 @@ class Roster:
         self.refused: dict[int, str] = {}
         """Why nodes were refused, by their numbers."""
         self.grid = grid
+        self._mailbox = Mailbox(grid)
         self._clients = clients
         self._quorum = clients if quorum is None else quorum
         self._grace = grace
@@ -188,6 +190,10 @@ class Roster:
             time.sleep(POLL)
         if len(self._joined) < self._quorum:
             raise self._fail(self._too_few(self._quorum))
+
+    def close(self) -> None:
+        """Stop reading answers, so that the server can end."""
+        self._mailbox.close()
 
     def _fail(self, sentence: str) -> EngineError:
         """Return the error that ends the run, once refused nodes have been given the reason."""
@@ -304,7 +310,7 @@ class Roster:
 
     def _read_answers(self) -> bool:
         """Read the answers that have arrived; return whether there were any."""
-        replies = pull(self.grid, self._open)
+        replies = self._mailbox.pull(self._open, limit_answer)
         for number, reply in replies:
             question = self._open.pop(number)
             # The answer to a refusal has nothing in it.

@@ -7,7 +7,7 @@ side of the run and reports what it has built (:mod:`.roster`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import chdir
+from contextlib import chdir, closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ WAIT = 600.0
 """Seconds that the server waits for all nodes to enrol."""
 GRACE = 60.0
 """Seconds that the server waits for all nodes, if a quorum of them is enough."""
+TIMEOUT = 600
+"""Seconds after which a task without an answer is lost, unless another number is given.
+
+A node that is connected and never answers would hold up the run for ever.
+"""
 
 
 def server_app(
@@ -52,7 +57,8 @@ def server_app(
         out: The run folder; a folder with an unfinished run is resumed.
         clients: The number of clients of the run.
         wait: Seconds to wait for them.
-        timeout: Seconds after which a task without an answer is lost; 0: never.
+        timeout: Seconds after which a task without an answer is lost; 0: never. By default
+            :data:`TIMEOUT`.
         quorum: This many clients suffice to start; the others may join during the run. None: all.
         grace: Seconds to wait for the others before a quorum is enough.
         most_examples: A client is refused if it reports more than this many times the median
@@ -90,7 +96,13 @@ def server_app(
     return messages.server_app(main)
 
 
-DEFAULTS = {"wait": WAIT, "timeout": 0, "grace": GRACE, "most_examples": TIMES_USUAL, "keys": ""}
+DEFAULTS = {
+    "wait": WAIT,
+    "timeout": TIMEOUT,
+    "grace": GRACE,
+    "most_examples": TIMES_USUAL,
+    "keys": "",
+}
 """Options of a deployed run that may be left out; without ``quorum`` all clients must enrol."""
 NAMES = ("out", "clients", "quorum", *DEFAULTS)
 
@@ -136,7 +148,7 @@ def serve(
     out: str | Path,
     clients: int,
     wait: float = WAIT,
-    timeout: float | None = None,
+    timeout: float | None = TIMEOUT,
     quorum: int | None = None,
     grace: float = GRACE,
     most_examples: float = TIMES_USUAL,
@@ -144,7 +156,10 @@ def serve(
     watch: Watch | None = None,
     code: str | Path | None = None,
 ) -> Result:
-    """Train a deployed run over the nodes of a Grid; arguments as for :func:`server_app`."""
+    """Train a deployed run over the nodes of a Grid; arguments as for :func:`server_app`.
+
+    ``timeout`` None: never.
+    """
     # Before chdir: relative paths are those of the caller.
     path = Path(out).absolute()
     if not isinstance(config, Experiment):
@@ -159,7 +174,7 @@ def serve(
         )
     roster = Roster(grid, clients, quorum, grace, most_examples, declared)
     # The user's own files are named by their paths from there.
-    with chdir(code or "."):
+    with chdir(code or "."), closing(roster):
         experiment = config if isinstance(config, Experiment) else _read(config)
         _check_cohort(experiment, config, clients)
         federation = roster.enrol(wait)
@@ -179,18 +194,19 @@ def serve(
             note_answer=roster.note_answer,
             absence=roster.explain_absence,
         )
-        if is_begun:
-            net = None if isinstance(experiment.net, str) else experiment.net
-            return api.resume(
-                path,
-                engine=engine,
-                data=federation,
-                net=net,
-                trust=True,
-                progress=False,
-                watch=_log_lines(watch),
-            )
-        return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
+        with closing(engine):
+            if is_begun:
+                net = None if isinstance(experiment.net, str) else experiment.net
+                return api.resume(
+                    path,
+                    engine=engine,
+                    data=federation,
+                    net=net,
+                    trust=True,
+                    progress=False,
+                    watch=_log_lines(watch),
+                )
+            return api.train(experiment, path, engine=engine, watch=_log_lines(watch))
 
 
 def _check_cohort(experiment: Experiment, config: Path | Experiment, clients: int) -> None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from ..errors import InputError, first_line
+from ..errors import InputError, check_has_end, first_line
 from ..trees import Tree
 from .layout import Layout, frozen_parameters, named_tensors
 
@@ -62,6 +62,7 @@ def read_weights(spec: str) -> tuple[WeightsOrigin, Tree]:
             f"init is the folder {path}; give a file, such as one of a run: "
             "RUN/models/client-00000.safetensors."
         )
+    check_has_end("init", place)
     try:
         data = place.read_bytes()
     except FileNotFoundError:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -278,7 +279,12 @@ def find_value(value: Any, hint: Any) -> Any:
             except ValueError:
                 continue
     if str in alternatives and isinstance(value, str | PathLike):
-        return str(value)
+        text = str(value)
+        # No file can have such a name, and the system's calls fail without a sentence. What cannot
+        # be encoded is a ValueError already.
+        if b"\0" in os.fsencode(text):
+            raise ValueError(value)
+        return text
     raise ValueError(value)
 
 

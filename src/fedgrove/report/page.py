@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ..errors import FolderWarning, InputError, check
+from ..errors import FolderWarning, InputError, check, make_printable
 from .tables import format_bytes, format_duration, format_kilobytes, format_number, format_percent
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ def escape_markdown(text: str) -> str:
     >>> print(escape_markdown("<b>walk_fast</b>"))
     \<b>walk_fast\</b>
     """
-    return re.sub(r"([\\`*<\[&])", r"\\\1", " ".join(text.split()))
+    line = make_printable(" ".join(text.split()))
+    return re.sub(r"([\\`*<\[&])", r"\\\1", line)
 
 
 class Page:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from scipy import stats
 
+from ..errors import make_printable
 from ..renamed import find_old_names
 from . import tables
 from .page import check_place, render
@@ -429,7 +430,8 @@ def _escape_latex(cell: str) -> str:
     if sign:
         return f"${mean} \\pm {std}$"
     # An escaped backslash would be escaped again; names of runs contain none on most systems.
-    text = re.sub(r"([&%$#_{}])", r"\\\1", cell.replace("\\", "/"))
+    line = make_printable(" ".join(cell.split()))
+    text = re.sub(r"([&%$#_{}])", r"\\\1", line.replace("\\", "/"))
     return text.replace("~", "\\textasciitilde{}").replace("^", "\\textasciicircum{}")
 
 

@@ -23,6 +23,8 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 
+from ..errors import make_printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -50,14 +52,10 @@ def write_ascii_where_needed() -> None:
     """Let stdout and stderr replace signs that their encoding lacks, instead of failing."""
     codecs.register_error(ENCODING_ERRORS, replace_signs)
     for stream in (sys.stdout, sys.stderr):
-        # The streams of a notebook or a test are of other types and take any text.
-        if isinstance(stream, io.TextIOWrapper) and not is_unicode(stream.encoding):
+        # The streams of a notebook or a test are of other types and take any text. Unicode has all
+        # signs, but not the surrogates in the name of a file whose bytes are no text.
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ENCODING_ERRORS)
-
-
-def is_unicode(encoding: str) -> bool:
-    """Return whether the terminal's encoding has every sign."""
-    return encoding.lower().replace("-", "").replace("_", "").startswith("utf")
 
 
 def replace_signs(error: UnicodeError) -> tuple[str, int]:
@@ -141,7 +139,7 @@ def print_text(text: str, file: IO[str] | None = None) -> None:
     """Print a sentence, broken between words where it is too long for the terminal."""
     # Not printed by rich, which would break a long word.
     for line in _wrap(text, make_console(file).width) or [""]:
-        print(line, file=file)
+        print(make_printable(line), file=file)
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -> None:
@@ -210,6 +208,7 @@ def print_table(
         elsewhere: Where the reader finds all columns.
     """
     console = make_console(file)
+    rows = _clean_names(columns, rows)
     choice = choose_columns(columns, rows, console.width)
     # On a terminal narrower than the columns of rank 0, lines run over: better than cutting them.
     console.width = max(console.width, _total_width(choice.widths, choice.shown))
@@ -224,6 +223,19 @@ def print_table(
         print_text(
             f"no room for the {noun} {', '.join(left_out)}: {wider}, or see {elsewhere}", file
         )
+
+
+def _clean_names(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+    """Return the rows with names that a terminal can show: those of folders may be anything."""
+    cleaned = []
+    for row in rows:
+        cells: list[Cell] = list(row)
+        # A row may end early.
+        for i, (column, cell) in enumerate(zip(columns, row, strict=False)):
+            if column.is_name:
+                cells[i] = "\n".join(map(make_printable, str(cell).splitlines()))
+        cleaned.append(cells)
+    return cleaned
 
 
 def print_rows(

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from ..errors import InputError, MethodError
@@ -137,6 +138,8 @@ def state_from_json(
             fields[name] = state_from_json(value, tensors, initial, read)
             if not _is_alike(fields[name], initial):
                 raise ValueError(f"{name} of the state has a different type than at the start")
+            if not _is_as_declared(fields[name], type(like), name):
+                raise ValueError(f"{name} of the state does not have the type it is declared with")
         return dataclasses.replace(like, **fields)
     if kind == "pairs":
         pairs = {}
@@ -152,6 +155,8 @@ def _is_alike(value: Any, initial: Any) -> bool:
     # None and an empty container say nothing about what may follow.
     if initial is None:
         return True
+    if dataclasses.is_dataclass(initial):
+        return type(value) is type(initial)
     if isinstance(initial, Mapping):
         is_tree = initial and all(isinstance(leaf, Tensor) for leaf in initial.values())
         if not is_tree:
@@ -167,6 +172,31 @@ def _is_alike(value: Any, initial: Any) -> bool:
             is_other_kind = isinstance(value, bool) and kind != (bool,)
             return value is None or (isinstance(value, kind) and not is_other_kind)
     return True
+
+
+def _is_as_declared(value: Any, kind: type, name: str) -> bool:
+    """Whether a field of a state has the type that its dataclass declares, to the last number."""
+    adapter = _find_adapter(kind, name)
+    if adapter is None:
+        return True
+    try:
+        adapter.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _find_adapter(kind: type, name: str) -> TypeAdapter[Any] | None:
+    """Return what checks a field of a state; None if its annotation cannot be relied on."""
+    # A user's own method may annotate its state loosely, and must not lose its runs for that.
+    if not kind.__module__.startswith("fedgrove."):
+        return None
+    hint = get_type_hints(kind)[name]
+    # A dataclass in a state is a field of its own, whose fields have been checked.
+    if any(dataclasses.is_dataclass(part) for part in (hint, *get_args(hint))):
+        return None
+    return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
 
 
 def _check_fields(body: Mapping[str, Any], like: Any) -> None:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -140,12 +141,30 @@ def is_plain_name(name: str) -> bool:
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file in a run folder, or raise :class:`DamageError`."""
     try:
-        return path.read_bytes()
+        data = _read_regular(path)
+    except MemoryError:
+        raise damaged(path, "it is larger than the memory") from None
     except FileNotFoundError:
         raise DamageError(f"{path} is missing; {_RESTORE}") from None
     except OSError as error:
         reason = error.strerror or error
         raise DamageError(f"{path} cannot be read: {reason}; {_RESTORE}") from None
+    if data is None:
+        raise damaged(path, "it is not a file")
+    return data
+
+
+def _read_regular(path: Path) -> bytes | None:
+    """Return the content of a file; None for a device or a pipe, which may have no end."""
+    # Opening a pipe would wait for a writer.
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return None
+        return file.read()
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def damaged(path: Path, why: str = "its content has changed") -> DamageError:

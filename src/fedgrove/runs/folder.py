@@ -30,7 +30,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import DamageError, FedgroveError, FolderWarning, InputError, not_a_run
+from ..errors import (
+    DamageError,
+    FedgroveError,
+    FolderWarning,
+    InputError,
+    is_plain_text,
+    not_a_run,
+)
 from ..trees import Tree
 from ..wire.known_state import KnownState
 from . import files, schemas
@@ -110,6 +117,11 @@ class RunFolder:
 
     def begin(self, config: str) -> None:
         """Write the first files of a run into its folder."""
+        if not is_plain_text(config):
+            raise InputError(
+                "the path of a file that the run uses has characters that cannot be stored; rename "
+                "the file, or its folder."
+            )
         # Its checksum first: a config.toml without one has lost it.
         checksums = {"config.toml": files.compute_checksum(config.encode())}
         write_bytes(self._inside(CHECKSUMS), files.format_checksums(checksums), sync=True)

@@ -43,6 +43,8 @@ MOST_OTHER_METRICS = 64
 LONGEST_METRIC = 100
 """How many numbers a report may have that its method does not declare, and how long their names
 may be."""
+LARGEST_METRIC = 1e100
+"""How large a number of a report may be: sums and squares of larger ones would not be finite."""
 
 
 class Refusal(NamedTuple):
@@ -176,6 +178,8 @@ def _check_metrics(metrics: Mapping[str, float], expected: ExpectedReport) -> st
             return f"a number with an unusable name, {clean_text(name, LONGEST_METRIC)!r}."
         if not math.isfinite(number):
             return f"{name} = {number}, which is not finite."
+        if abs(number) > LARGEST_METRIC:
+            return f"{name} = {number:g}; it must be at most {LARGEST_METRIC:g} in size."
     for name in expected.metrics:
         if name not in metrics:
             return f"no {name}, which the answer must contain."

@@ -30,7 +30,7 @@ from ..data.dataset import Array
 from ..data.federation import Federation
 from ..data.mix import resize_inputs
 from ..data.preparation import IDENTITY, Preparation, channel_statistics
-from ..errors import InputError, check
+from ..errors import InputError, check, list_some
 from ..problems import MixedProblem, SquaredError, Unit
 
 if TYPE_CHECKING:
@@ -375,6 +375,13 @@ def shared_model(
         )
     who = f"the model that {len(entries)} clients share"
     preparations = [Preparation.from_json(entry["preparation"]) for entry in entries]
+    shapes = {each.shape for each in preparations}
+    if len(shapes) > 1:
+        listed = list_some(sorted(map(str, shapes)))
+        raise InputError(
+            f"the clients that share a model have inputs of several shapes ({listed}); "
+            "take the model of a client, as result.model(0)."
+        )
     # Of a client whose data could not be made it is not known how many it has.
     preparation = pooled(preparations, [int(entry.get("examples", 0)) for entry in entries])
     # What one client does not know, another may.

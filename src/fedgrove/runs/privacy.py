@@ -51,6 +51,10 @@ UPDATE = "update"
 SAMPLING_RATE = 1.0
 """The server draws the cohort and sees who answers: sampling hides no client from it."""
 EXAMPLE = "clip=1.0,noise=0.8"
+LEAST_NOISE = 1e-6
+MOST_NOISE = 1e6
+MOST_CLIP = 1e30
+"""Limits of noise multiplier and clip: beyond them epsilon and the noise cannot be computed."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,12 @@ class Privacy:
 
     def __post_init__(self) -> None:
         check(self.clip > 0, "privacy clip", self.clip, "above 0")
-        check(0 <= self.noise < math.inf, "privacy noise", self.noise, "0 or more, and finite")
-        clip_is_finite = self.clip < math.inf or self.noise == 0
-        check(clip_is_finite, "privacy clip", self.clip, "finite, since noise is measured in clips")
+        noise_is_valid = self.noise == 0 or LEAST_NOISE <= self.noise <= MOST_NOISE
+        allowed = f"0, or from {LEAST_NOISE:g} to {MOST_NOISE:g}"
+        check(noise_is_valid, "privacy noise", self.noise, allowed)
+        clip_is_finite = self.clip <= MOST_CLIP or self.noise == 0
+        allowed = f"at most {MOST_CLIP:g}, since noise is measured in clips"
+        check(clip_is_finite, "privacy clip", self.clip, allowed)
         check(0 < self.delta < 1, "privacy delta", self.delta, "between 0 and 1")
 
     @classmethod

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors import shown
+from ..errors import clean_text, is_plain_text, shown
 from .files import damaged, is_file_name, is_plain_name
 
 # ---- values --------------------------------------------------------------------------------------
@@ -42,7 +42,15 @@ Size = Annotated[int, Field(strict=True, ge=1, le=MOST_NUMBERS)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
-Text = Annotated[str, Field(strict=True)]
+
+
+def _check_text(text: str) -> str:
+    if not is_plain_text(text):
+        raise ValueError("must be text that can be printed")
+    return text
+
+
+Text = Annotated[str, Field(strict=True), AfterValidator(_check_text)]
 Client = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9]{1,18}$")]
 """A number as a key of JSON: of a client, a group, or epochs of fine-tuning."""
 Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
@@ -268,6 +276,15 @@ class PreparationOfInputs(_Content):
     shape: list[Size] | None = None
     ahead: Size | None = None
 
+    @model_validator(mode="after")
+    def _check_fits_together(self) -> PreparationOfInputs:
+        # Imported here because it takes torch, for which `fedgrove watch` does not wait.
+        from ..data.preparation import Preparation
+
+        # Its own rules; what it refuses is a ValueError, as pydantic wants it.
+        Preparation.from_json(self.model_dump(include=set(PreparationOfInputs.model_fields)))
+        return self
+
 
 class UnitOfTargets(_Content):
     """What outputs mean in the units of the targets."""
@@ -375,7 +392,8 @@ class ChoiceContent(_Content):
 class TensorsHeader(_Content):
     """The header of a safetensors file, as far as the format's own reader does not check it."""
 
-    order: list[Text] | None = None
+    # A method may name its tensors as it likes: these names reach no output.
+    order: list[Annotated[str, Field(strict=True)]] | None = None
 
 
 # ---- checking ------------------------------------------------------------------------------------
@@ -407,7 +425,8 @@ def check_content(content: T, kind: Any, path: Path) -> T:
 def _explain(error: ValidationError, before: tuple[str, ...] = ()) -> str:
     """Return the first thing that is wrong, as a part of a sentence."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, (*before, *first["loc"])))
+    # A key that is wrong is a part of its own place.
+    place = clean_text(".".join(map(str, (*before, *first["loc"]))), 200)
     if first["type"] == "missing":
         return f"it has no {place}"
     if first["type"] == "value_error":
@@ -418,6 +437,8 @@ def _explain(error: ValidationError, before: tuple[str, ...] = ()) -> str:
         if isinstance(first["input"], Mapping):
             return f"in {place}, {reason}"
         return f"{place} is {shown(first['input'])}, and {reason}"
-    must_be = first["msg"].replace("Input should be ", "").replace("String should ", "")
     name = place or "its content"
-    return f"{name} is {shown(first['input'])}, and must be {must_be}"
+    _, has_rule, rule = first["msg"].partition(" should ")
+    if not has_rule:
+        return f"{name} is {shown(first['input'])}, and {first['msg'].lower()}"
+    return f"{name} is {shown(first['input'])}, and must {rule}"

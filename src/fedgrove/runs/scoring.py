@@ -187,9 +187,12 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
         return Outcome(metrics=metrics, memory=memory)
 
     def expected(task: Task, net: Net) -> ExpectedReport:
-        # A client without test examples has none of these.
-        values = {f"test{epochs}": net.problem.value_range for epochs in lengths}
-        numbers = {"density": (0.0, 1.0), "params": (0.0, math.inf)}
+        # A client without examples of a split has no value for it.
+        values = {DIVERGED: (0.0, float(len(lengths)))}
+        for epochs in lengths:
+            values[f"test{epochs}"] = net.problem.value_range
+            values[f"validation{epochs}"] = net.problem.value_range
+        numbers = {"density": (0.0, 1.0), "params": (0.0, float(net.layout.size))}
         return ExpectedReport(metrics=numbers, optional=values)
 
     return Give(give, expected)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -251,3 +254,24 @@ def test_bits_by_hand() -> None:
     """A quarter of 16 places: H(1/4) = .8113 bits each, 12.98; and four signs."""
     assert versions.update_bits(16, 4) == pytest.approx(16 * 0.811278 + 4, abs=1e-4)
     assert versions.update_bits(16, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("numbers", {0: "x"}),
+        ("numbers", {0: True}),
+        ("client_versions", {4: 5}),
+        ("client_versions", {4: (0, 1, 2)}),
+        ("client_versions", {"x": (0, 1)}),
+        ("models", {0: {"w": 1.5}}),
+        ("updates", {0: "xy"}),
+    ],
+)
+def test_a_value_of_another_type_than_declared_is_refused(field: str, value: Any) -> None:
+    """In a checkpoint that somebody edited: the method would fail where it uses the value."""
+    state = versions.note(versions.first(vector(0.0, 0.0)), [4])
+    tensors: Tree = {}
+    frozen = state_to_json(replace(state, **{field: value}), tensors)
+    with pytest.raises(ValueError, match=f"{field} of the state does not have the type it is decl"):
+        state_from_json(frozen, tensors, versions.first(vector(0.0, 0.0)))

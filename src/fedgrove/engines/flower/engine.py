@@ -17,8 +17,6 @@ from typing import Any
 
 from ...core import LOST_REASONS, Answer, Cost, ExpectedReport, Job, Lost, Task
 from ...errors import (
-    EngineError,
-    FedgroveError,
     UnexpectedReport,
     WireError,
     clean_text,
@@ -31,6 +29,7 @@ from ...wire.message import ResendRequest, longest_answer, read_answer
 from ...wire.message_costs import BroadcastBytes, encode_task, find_masks_known_to_server
 from ..work import explain_error, lose_late, lose_unreadable, refuse_undecoded
 from . import messages
+from .mailbox import Limits, Mailbox, unreachable, was_refused
 from .messages import Head, Letter, Note, name_codec, read_cost
 
 WINDOW = 256
@@ -40,6 +39,8 @@ LONGEST_WAIT = 1.0
 """Limits of the seconds between two requests for replies (:class:`_Patience`)."""
 EARLY = 1.0
 """Seconds before the end of a task's time at which Flower may drop it."""
+LATER = 5.0
+"""Seconds after the end of a task's time at which its reply is not read any further."""
 LONGEST_REASON = 300
 """Letters of Flower's or a node's own reason that a sentence keeps."""
 NO_MESSAGE = 3
@@ -84,6 +85,10 @@ class Flower:
     note_answer: Callable[[int, Answer], None] | None = None
     absence: Callable[[int], str] = explain_absence
     name: str = field(default="flower", init=False)
+    _mailbox: Mailbox = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._mailbox = Mailbox(self.grid)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
         """Send the tasks over Flower, at most ``window`` at a time; yield answers in job order."""
@@ -133,9 +138,7 @@ class Flower:
         if not exchange.is_second:
             # A task that is sent again gets no more time.
             exchange.since = time.monotonic()
-        exchange.message = push(
-            self.grid, messages.make_task_message(letter, exchange.node, self.timeout)
-        )
+        exchange.message = self._push(letter, exchange.node)
         if exchange.message is None:
             sentence = (
                 f"the task of client {task.to}, {letter.length} bytes, could not be sent: it is "
@@ -143,10 +146,30 @@ class Flower:
             )
             exchange.answer = Lost(task.to, "unsent", sentence)
 
+    def _push(self, letter: Letter, node: int) -> str | None:
+        """Push a task; return the number of its message, or None if it was not accepted."""
+        pushed = push(self.grid, messages.make_task_message(letter, node, self.timeout))
+        if pushed is None:
+            # Without a salt, clients share the packets of a broadcast, and a malicious node can
+            # predict parts of the message and have it refused.
+            salted = messages.make_task_message(letter, node, self.timeout, messages.make_salt())
+            pushed = push(self.grid, salted)
+        return pushed
+
     def _collect(self, waiting: list[_Exchange], sent: BroadcastBytes, patience: _Patience) -> None:
         """Handle the replies that have arrived; wait a little if there are none."""
         by_message = {e.message: e for e in waiting if e.message is not None}
-        replies = pull(self.grid, by_message)
+
+        def limits_of(message: str) -> Limits:
+            exchange = by_message[message]
+            run, task = exchange.job
+            until = None
+            if self.timeout is not None:
+                # A little later than the task is lost as late: then nobody waits for it any more.
+                until = exchange.since + self.timeout + LATER
+            return Limits(longest_answer(run.expected(task)), until)
+
+        replies = self._mailbox.pull(by_message, limits_of)
         for message, reply in replies:
             self._take(by_message[message], reply, sent)
         if self.timeout is not None:
@@ -163,6 +186,12 @@ class Flower:
     def _take(self, exchange: _Exchange, reply: Any, sent: BroadcastBytes) -> None:
         """Handle a reply: a report, a loss, or the request for a mask that the client lacks."""
         run, task = exchange.job
+        if isinstance(reply, UnexpectedReport):
+            exchange.answer = refuse_undecoded(task, reply)
+            return
+        if isinstance(reply, Exception):
+            exchange.answer = lose_unreadable(task, reply)
+            return
         if reply.has_error():
             waited = time.monotonic() - exchange.since
             exchange.answer = lose_by_error(task, reply.error, self.timeout, waited)
@@ -196,7 +225,8 @@ class Flower:
             self._send(exchange, sent)
 
     def close(self) -> None:
-        """Do nothing: the caller closes the Grid."""
+        """Stop reading replies; the caller closes the Grid."""
+        self._mailbox.close()
 
 
 @dataclass(eq=False)
@@ -312,27 +342,12 @@ def push(grid: Any, message: Any) -> str | None:
     try:
         pushed = list(grid.push_messages([message]))
     except Exception as error:
-        raise _unreachable(error) from error
+        if was_refused(error):
+            # The SuperLink answers; it is this message that it does not take.
+            return None
+        raise unreachable(error) from error
     # A message that is too large gives an empty list, a malformed one gives None.
     return pushed[0] if pushed else None
-
-
-def pull(grid: Any, numbers: Iterable[str]) -> list[tuple[str, Any]]:
-    """Pull the replies to some messages from Flower's Grid, each with the id it answers."""
-    wanted = set(numbers)
-    if not wanted:
-        return []
-    try:
-        replies = list(grid.pull_messages(wanted))
-    except Exception as error:
-        raise _unreachable(error) from error
-    found: dict[str, Any] = {}
-    for reply in replies:
-        answered = reply.metadata.reply_to_message_id
-        if answered in wanted:
-            # If there are two replies, the first one counts.
-            found.setdefault(answered, reply)
-    return list(found.items())
 
 
 def list_nodes(grid: Any) -> dict[int, bytes]:
@@ -340,16 +355,7 @@ def list_nodes(grid: Any) -> dict[int, bytes]:
     try:
         return {info.node_id: bytes(info.public_key) for info in grid.get_nodes()}
     except Exception as error:
-        raise _unreachable(error) from error
-
-
-def _unreachable(error: Exception) -> EngineError:
-    if isinstance(error, FedgroveError):
-        return EngineError(str(error))
-    return EngineError(
-        f"Flower's SuperLink cannot be reached: {explain_error(error)} Check that it runs and that "
-        "its address and certificate are right."
-    )
+        raise unreachable(error) from error
 
 
 def ask(
@@ -378,8 +384,9 @@ def ask(
             node_of[number] = node
     started = time.monotonic()
     patience = _Patience()
+    mailbox = Mailbox(grid)
     while node_of:
-        replies = pull(grid, node_of)
+        replies = mailbox.pull(node_of, limit_answer)
         for number, reply in replies:
             answers[node_of.pop(number)] = _read_head(reply)
         if timeout is not None and time.monotonic() - started > timeout:
@@ -389,17 +396,27 @@ def ask(
         elif node_of:
             check()
             patience.wait()
+    mailbox.close()
     return answers
+
+
+def limit_answer(number: str) -> Limits:
+    """Return the limits of the answer to a question."""
+    return Limits(messages.MAX_QUESTION)
 
 
 def read_answer_head(reply: Any) -> Head | None:
     """Read the answer to a question over Flower; None: the node has not answered."""
+    if isinstance(reply, Exception):
+        return _read_head(reply)
     if reply.has_error() and reply.error.code in GONE:
         return None
     return _read_head(reply)
 
 
 def _read_head(reply: Any) -> Head:
+    if isinstance(reply, Exception):
+        return {"refused": str(reply)}
     if reply.has_error():
         return {"refused": clean_text(str(reply.error.reason or "no reason"), LONGEST_REASON)}
     try:

@@ -8,7 +8,8 @@ replies, have this content::
                  bytes each (stype: the codec's name). Flower stores equal objects once, so a packet
                  that goes to many clients is stored once.
     "note"       ConfigRecord: the name of the run and a nonce; in a reply, which task it answers,
-                 or why there is no report.
+                 or why there is no report. With a salt (:func:`make_salt`), which then begins
+                 every array.
 
 flwr is imported when it is needed, with its telemetry off.
 """
@@ -18,10 +19,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 from ...errors import FedgroveError, InputError, UnexpectedReport, WireError
@@ -30,6 +35,9 @@ from ...wire.codec import Chain, Codec, CostByPart
 TASK = "train"
 QUESTION = "query"
 HEAD = "0000.head"
+SALT = "salt"
+"""The entry of a note with the random bytes that begin every array (:func:`make_salt`)."""
+SALT_BYTES = 8
 
 MAX_QUESTION = 1 << 20
 """The longest question or answer to one that is read, in bytes."""
@@ -144,18 +152,26 @@ def _is_part(name: str) -> bool:
     return 0 < len(name) <= LONGEST_PART and name.isascii() and name.isprintable()
 
 
-def make_content(letter: Letter) -> Any:
-    """Return a letter as the content of a Flower message."""
+def make_content(letter: Letter, salt: bytes = b"") -> Any:
+    """Return a letter as the content of a Flower message.
+
+    Args:
+        letter: The letter.
+        salt: Random bytes, so that nobody can predict a part of the message.
+    """
     from flwr import app
 
     arrays: dict[str, Any] = {}
     if letter.head:
-        arrays[HEAD] = _array(letter.head, letter.codec)
+        arrays[HEAD] = _array(salt + letter.head, letter.codec)
     for number, (name, blob) in enumerate(letter.packets.items(), start=1):
-        arrays[f"{number:04d}.{name}"] = _array(blob, letter.codec)
+        arrays[f"{number:04d}.{name}"] = _array(salt + blob, letter.codec)
     record: Any = app.ArrayRecord(arrays)
-    note: Any = app.ConfigRecord(dict(letter.note))
-    return app.RecordDict({"fedgrove": record, "note": note})
+    note: Any = dict(letter.note)
+    if salt:
+        note[SALT] = salt.hex()
+    config: Any = app.ConfigRecord(note)
+    return app.RecordDict({"fedgrove": record, "note": config})
 
 
 def _array(data: bytes, codec: str) -> Any:
@@ -186,9 +202,10 @@ def read_letter(content: Any, longest: int | None = None) -> Letter:
         head = b""
         packets: dict[str, bytes] = {}
         codecs = set()
+        salted = len(bytes.fromhex(str(note.pop(SALT, ""))))
         # The numbers in front give the order; a record may keep another one.
         for key in sorted(record):
-            data = bytes(record[key].data)
+            data = bytes(record[key].data)[salted:]
             codecs.add(str(record[key].stype))
             if key == HEAD:
                 head = data
@@ -203,32 +220,162 @@ def read_letter(content: Any, longest: int | None = None) -> Letter:
     return Letter(head, packets, codecs.pop() if codecs else "", note)
 
 
-def make_task_message(letter: Letter, node: int, seconds: float | None) -> Any:
+def make_salt() -> bytes:
+    """Return random bytes that make the parts of a Flower message unpredictable.
+
+    A SuperLink stores objects under their hashes, and a node may announce any hash with contents of
+    its own choice. If it announces a part of a message before the sender does, the SuperLink
+    refuses the message. It cannot announce what it cannot predict.
+    """
+    return secrets.token_bytes(SALT_BYTES)
+
+
+def make_task_message(letter: Letter, node: int, seconds: float | None, salt: bytes = b"") -> Any:
     """Make a Flower message to a node; Flower drops it after ``seconds``, if given."""
     from flwr import app
 
     message: Any = app.Message
-    return message(make_content(letter), node, TASK, ttl=seconds)
+    return message(make_content(letter, salt), node, TASK, ttl=seconds)
 
 
 def make_reply(message: Any, letter: Letter) -> Any:
-    """Make the reply to a Flower message."""
+    """Make the reply to a Flower message, with a salt."""
     from flwr import app
 
     reply: Any = app.Message
-    return reply(make_content(letter), reply_to=message)
+    return reply(make_content(letter, make_salt()), reply_to=message)
+
+
+# ---- replies -------------------------------------------------------------------------------------
+
+MORE_BYTES = 1 << 20
+"""Bytes that a reply may take besides its arrays: Flower's headers and the note."""
+MOST_OBJECTS = 1 << 12
+"""The most objects that a reply may be made of: Flower makes three of each array, and one for every
+5 MiB of a large one."""
+
+
+@dataclass(frozen=True)
+class ClaimedReply:
+    """A reply that has arrived at the SuperLink and was not read yet.
+
+    Args:
+        answers: The number of the message that it answers.
+        fetch: Reads it; gets the most bytes of its arrays (None: any number), and a function that
+            tells whether it is too late to wait for the rest of it.
+    """
+
+    answers: str
+    fetch: Callable[[int | None, Callable[[], bool]], Any]
+
+
+def has_superlink(grid: Any) -> bool:
+    """Whether a Flower Grid is that of a SuperLink; that of a simulation is in this process."""
+    return hasattr(grid, "_runtime_client")
+
+
+def claim_replies(grid: Any, numbers: Collection[str]) -> list[ClaimedReply]:
+    """Ask a SuperLink which replies have arrived, and read none of them.
+
+    Flower gives a reply to the first who asks for it.
+
+    Args:
+        grid: Flower's Grid of a SuperLink.
+        numbers: The messages whose replies are wanted.
+    """
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+
+    client = grid._runtime_client
+    found = client.PullMessages(PullAppMessagesRequest(message_ids=sorted(numbers)))
+    claimed = []
+    for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+        one = PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
+        answers = message.metadata.reply_to_message_id
+        claimed.append(ClaimedReply(answers, partial(_fetch, grid, client, one)))
+    return claimed
+
+
+def _fetch(
+    grid: Any, client: Any, claimed: Any, longest: int | None, is_over: Callable[[], bool]
+) -> Any:
+    """Read a reply that was claimed from a SuperLink."""
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+    (message,) = claimed.messages_list
+    number = message.metadata.message_id
+    limited = _LimitedClient(client, claimed, longest, is_over)
+    # What Flower's own function uses of the Grid.
+    view = SimpleNamespace(_run=grid._run, node=grid.node, _runtime_client=limited)
+    try:
+        _check_objects(claimed.message_object_trees[0])
+        (reply,) = type(grid).pull_messages(view, [number])
+    except Exception:
+        # The SuperLink keeps what was not confirmed until the end of the run.
+        with suppress(Exception):
+            client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=grid.node, run_id=grid._run.run_id, message_object_id=number
+                )
+            )
+        raise
+    return reply
+
+
+def _check_objects(tree: Any) -> None:
+    """Refuse a reply of very many objects: each takes a request."""
+    waiting = [tree]
+    count = 0
+    while waiting:
+        count += 1
+        if count > MOST_OBJECTS:
+            raise UnexpectedReport(
+                "packets", f"a message of more than {MOST_OBJECTS} objects of Flower."
+            )
+        waiting.extend(waiting.pop().children)
+
+
+@dataclass(eq=False)
+class _LimitedClient:
+    """Stands in for a Grid's connection: gives one reply, and stops where it gets too large."""
+
+    client: Any
+    claimed: Any
+    longest: int | None
+    is_over: Callable[[], bool]
+    read: int = 0
+
+    def PullMessages(self, request: Any) -> Any:
+        """Return the one reply."""
+        return self.claimed
+
+    def PullObject(self, request: Any) -> Any:
+        """Return a part of the reply, also if its sender has not uploaded it yet."""
+        if self.is_over():
+            raise WireError("it was announced, and did not arrive in time.")
+        part = self.client.PullObject(request)
+        self.read += len(part.object_content)
+        if self.longest is not None and self.read > self.longest + MORE_BYTES:
+            raise UnexpectedReport(
+                "packets",
+                f"more than {self.longest} bytes, where an answer has at most {self.longest}.",
+            )
+        return part
+
+    def ConfirmMessageReceived(self, request: Any) -> Any:
+        """Let the SuperLink delete the reply."""
+        return self.client.ConfirmMessageReceived(request)
 
 
 # ---- questions -----------------------------------------------------------------------------------
 
 
 def make_question(head: Head, node: int, seconds: float | None) -> Any:
-    """Make a question to a Flower node, in JSON."""
+    """Make a question to a Flower node, in JSON, with a salt."""
     from flwr import app
 
     message: Any = app.Message
     letter = Letter(json.dumps(head).encode(), codec="json")
-    return message(make_content(letter), node, QUESTION, ttl=seconds)
+    return message(make_content(letter, make_salt()), node, QUESTION, ttl=seconds)
 
 
 def read_head(message: Any) -> Head:
@@ -257,8 +404,6 @@ DoTask = Callable[[Letter, Mapping[str, Any]], Letter]
 def client_app(answer: AnswerQuestion, do_task: DoTask) -> Any:
     """Make a Flower ClientApp that answers questions and does tasks; both must not raise."""
     check_installed()
-    from functools import partial
-
     from flwr.clientapp import ClientApp
 
     client: Any = ClientApp()
