@@ -17,6 +17,7 @@ from fedgrove.channels.submodel import (
     all_channels,
     count_params_at,
     extract_submodel,
+    fill_missing_channels,
     get_shapes,
     groups_from_plain,
     groups_to_plain,
@@ -65,6 +66,19 @@ def test_a_sub_model_and_its_channels() -> None:
         == extract_submodel(tree, groups, None)
     )
     assert read_packet_channels(Packet(tree), groups)["0"].all()
+
+
+def test_missing_channels_have_the_servers_running_statistics() -> None:
+    """A client of channels 0 and 2 has 9 everywhere, the server 2: channel 1 of the norm layer's
+    statistics is the server's as well, whatever the client has there."""
+    groups = find_groups(TINY)
+    server = {k: torch.full(shape, 2.0) for k, shape in TINY.layout.shapes.items()}
+    packet = extract_submodel(server, groups, {"0": flags(1, 0, 1)})
+    nines = {k: torch.full_like(leaf, 9.0) for k, leaf in packet.values.items()}
+    trained = trees.apply_mask(nines, packet.mask or {})
+    whole = fill_missing_channels(Packet(trained, packet.mask), server, groups)
+    for name in ("0.bias", "1.weight", "1.running_mean", "1.running_var"):
+        assert whole[name].tolist() == [9.0, 2.0, 9.0], name
 
 
 def test_entries_of_no_channel_keep_none() -> None:

@@ -136,10 +136,44 @@ def test_two_tasks_part_and_keep_their_numbers() -> None:
     # Each group's mean of its own: weights 10, 30, 50, 70 move by 0, .02, .04, .06 northwards.
     north = (30 * 0.02 + 50 * 0.04 + 70 * 0.06) / 160
     assert state.models[0]["2.weight"][:, 0].tolist() == pytest.approx([1.0, north])
+    # The new group's, from the model that its devices began with: weights 20, 40, 60, 80.
+    east = (20 * 0.01 + 40 * 0.03 + 60 * 0.05 + 80 * 0.07) / 200
+    assert state.models[1]["2.weight"][:, 0].tolist() == pytest.approx([east, 1.0])
     for _ in range(3):
         state = exchange(method, state, two_tasks())
         assert state.groups == {k: k % 2 for k in range(8)}
     assert sorted(state.models) == [0, 1]
+
+
+def test_a_new_group_continues_the_model_that_most_of_it_began_with() -> None:
+    """Devices 0, 2 and 4 of group 0 and device 1 of group 1 now go south-west. Their group is new,
+    and its model that of group 0 moved by the first three. Device 1 began elsewhere."""
+    method = FedAPTA(ratios=(0.0,), grouping=LITERAL)
+    state = exchange(method, method.init(start(16)), two_tasks(16))
+    assert state.groups == {k: k % 2 for k in range(16)}
+    leaving = {k: [-1.0, -1.0] for k in (0, 1, 2, 4)}
+    after = exchange(method, state, two_tasks(16) | leaving)
+    assert after.groups == state.groups | dict.fromkeys(leaving, 2)
+    moved = after.models[2]["2.weight"] - state.models[0]["2.weight"]
+    assert moved.flatten().tolist() == pytest.approx([-1.0] * 8)
+    # Nothing is remembered of updates.
+    assert after.traces == {}
+
+
+def test_settled_devices_are_not_grouped_again() -> None:
+    """In the second round all updates are short: the groups are final, and nothing is computed."""
+
+    class Refusing(Hdbscan):
+        def __call__(self, *words: Any) -> list[int]:
+            raise AssertionError
+
+    method = FedAPTA(ratios=(0.0,))
+    state = exchange(method, method.init(start(8)), two_tasks())
+    short = {k: [0.1 * east, 0.1 * north] for k, (east, north) in two_tasks().items()}
+    method = replace(method, grouping=Refusing())
+    assert exchange(method, state, short).groups == state.groups
+    with pytest.raises(AssertionError):
+        exchange(method, state, two_tasks())
 
 
 def test_a_newcomer_begins_at_the_start_and_joins_its_task() -> None:
@@ -151,6 +185,8 @@ def test_a_newcomer_begins_at_the_start_and_joins_its_task() -> None:
     assert trees.equal(task.send["model"].values, FIRST)
     # Before it has trained it uses the model of the largest group; of equal ones the first.
     assert trees.equal(method.deliver(state, 9)["model"].values, state.models[0])
+    larger = exchange(method, method.init(start(10)), two_tasks(9))
+    assert trees.equal(method.deliver(larger, 9)["model"].values, larger.models[0])
     after = exchange(method, state, {9: NORTH})
     assert after.groups[9] == 1
     assert trees.equal(after.models[1], state.models[1])
@@ -220,6 +256,25 @@ def test_groups_outlast_what_their_tasks_have_to_teach(seed: int) -> None:
     assert found == [found[0]] * 30
     switched = moved_by(method, state, {0: directions[1] + noise[0] / 2})
     assert switched.groups == found[0] | {0: found[0][1]}
+
+
+def test_devices_of_different_groups_that_switch_to_a_new_task_form_a_group() -> None:
+    """Fifteen devices of three tasks. Two of the first and one of the third switch to a fourth, half
+    of which is like the second. Three are a cluster, which the groups before must not divide."""
+    directions = torch.eye(200)[:4]
+    method = FedAPTA(ratios=(0.0,))
+    infos = {k: ClientInfo(10) for k in range(15)}
+    state = method.init(Setup(WIDE.params(), WIDE, infos, 15, lambda j: {}))
+    # Each device has a little of its own.
+    own = 0.05 * torch.eye(200)[10:25]
+    moves = {k: directions[k % 3] + own[k] for k in range(15)}
+    for _ in range(2):
+        state = moved_by(method, state, moves)
+    assert purity(state.groups, {k: k % 3 for k in range(15)}) == 1.0
+    fourth = 0.5 * directions[1] + 0.87 * directions[3]
+    switched = {k: fourth + own[k] for k in (0, 3, 2)}
+    after = moved_by(method, state, moves | switched)
+    assert after.groups == state.groups | dict.fromkeys(switched, 3)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -664,6 +719,24 @@ def test_a_groups_gradient_is_of_those_who_have_the_weight() -> None:
         3.0,
         0.0,
     ]
+
+
+def test_a_group_without_reports_keeps_its_gradient() -> None:
+    """Device 0 of group 0 reports, device 1 of group 1 does not."""
+    method = FedAPTA(ratios=(0.0,), drift="feddc")
+    fives = trees.map(lambda leaf: torch.full_like(leaf, 5.0), FIRST)
+    state = replace(
+        method.init(start(2)), round=1, groups={0: 0, 1: 1}, models={0: FIRST, 1: FIRST},
+        gradients={0: fives, 1: fives},
+    )  # fmt: skip
+    (task,) = method.plan(state, [0])
+    report = answer(task)
+    head = Packet({name: FIRST[name] for name in state.head})
+    give = {**report.give, "head": head, "gradient": Packet(FIRST)}
+    after = method.fold(state, [replace(report, give=give)])
+    assert after.groups == state.groups
+    assert trees.equal(after.gradients[0], FIRST)
+    assert trees.equal(after.gradients[1], fives)
 
 
 @pytest.mark.parametrize("drift", ["feddc", "server"])

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedgrove.channels.find_groups import find_groups
+from fedgrove.channels.groups import ChannelGroup, Place
 from fedgrove.errors import InputError
 from fedgrove.methods.fedapta.layer_ratios import candidates, layer_importance, weight_counts
 from fedgrove.nets import Net, build
@@ -30,6 +31,13 @@ def test_importance_by_hand() -> None:
     assert weight_counts(groups, net.layout.shapes) == {"0": 2, "2": 8}
     assert layer_importance(net.params(), groups, "sum") == {"0": 4.0, "2": 7.0}
     assert layer_importance(net.params(), groups, "mean") == {"0": 2.0, "2": 7 / 8}
+
+
+def test_a_weight_counts_in_the_group_that_it_makes_a_channel_of() -> None:
+    """Four filters of 2 · 3 · 3 weights, of which the last two make channels of another group."""
+    place = Place("conv.weight", 0, (0, 1, -1, -1), "filter")
+    counts = weight_counts([ChannelGroup("conv", 2, (place,))], {"conv.weight": (4, 2, 3, 3)})
+    assert counts == {"conv": 36}
 
 
 def test_sum_and_mean_may_order_layers_differently() -> None:

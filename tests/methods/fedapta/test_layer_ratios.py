@@ -184,6 +184,12 @@ def test_limits_that_differ_by_hand() -> None:
     assert bounded_isotonic([3.0, 1.0], [0.5, 10.0]) == [0.5, 1.0]
 
 
+def test_a_pool_keeps_to_its_smallest_limit() -> None:
+    """.9 is limited to .5, which is more than .4: the two are pooled. Their mean, .65, is above the
+    first one's limit."""
+    assert bounded_isotonic([0.9, 0.4], [0.5, 0.8]) == [0.5, 0.5]
+
+
 # ---- whole channels ------------------------------------------------------------------------------
 
 

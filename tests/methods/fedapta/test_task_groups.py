@@ -191,6 +191,15 @@ def test_refined_by_hand() -> None:
     assert refined([NOISE, 0, 0], [4, 4, 4], 2) == [NOISE, 0, 0]
 
 
+def test_clusters_that_disagree_within_are_not_merged() -> None:
+    """-.5 across, which is more than 1 times the -.1 within, and any share of 0."""
+    across = torch.full((2, 2), -0.5)
+    for within in (-0.1, 0.0):
+        pair = torch.tensor([[1.0, within], [within, 1.0]])
+        similarity = torch.cat([torch.cat([pair, across], 1), torch.cat([across, pair], 1)])
+        assert merged([0, 0, 1, 1], similarity, 0.6) == [0, 0, 1, 1]
+
+
 def test_merging_by_hand() -> None:
     """Pairs of similarity .5 within, .4 between the first two, .1 to the third: .4/.5 = .8."""
     similarity = torch.full((6, 6), 0.1)
@@ -238,6 +247,8 @@ def test_numbers_last_by_hand() -> None:
     assert matched(labels, {1: 7, 2: 7, 3: 7, 4: 9}, fresh=10) == {0: 7, 1: 9}
     assert matched(labels, {}, fresh=0) == {0: 0, 1: 1}
     assert matched(labels, {1: 7, 2: 7}, fresh=8) == {0: 7, 1: 8}
+    # Cluster 0 has three devices of groups 7 and 9, cluster 1 a newcomer: it is not group 9.
+    assert matched({1: 0, 2: 0, 3: 0, 4: 1}, {1: 7, 2: 7, 3: 9}, fresh=10) == {0: 7, 1: 10}
 
 
 @given(
@@ -256,6 +267,13 @@ def test_groups_that_stay_keep_their_numbers(groups: dict[int, int]) -> None:
     labels = {device: 7 - group for device, group in groups.items()}
     numbers = matched(labels, groups, fresh=100)
     assert {device: numbers[label] for device, label in labels.items()} == groups
+
+
+def test_who_votes_where_settled_devices_go() -> None:
+    """Only settled devices of the group: one against two that are not. Of two that vote differently
+    the smaller cluster counts, and the others stay where they are."""
+    assert together([0, 1, 1], [4, 4, 4], [True, False, False]) == [0, 1, 1]
+    assert together([0, 1, 1, 0], [4, 4, 8, 8], [True, True, False, False]) == [0, 0, 1, 0]
 
 
 def test_settled_devices_stay_together_by_hand() -> None:

@@ -99,6 +99,12 @@ def test_a_device_does_not_vouch_for_itself() -> None:
     assert after[0] is updates[0]
 
 
+def test_a_device_alone_in_its_group_has_not_switched_to_it() -> None:
+    """It agrees with its group's sum, which is its own, and with nobody else: its updates add up."""
+    after = remembered({0: trace(1.0, 0.0)}, {0: 0}, {0: trace(1.0, 0.0)}, 0.5, 0.0, 0.2)
+    assert after[0].total.tolist() == [1.5, 0.0]
+
+
 def test_those_away_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_memory, "MOST_REMEMBERED", 2)
     before = {0: trace(1.0), 1: trace(1.0)}
