@@ -3,7 +3,7 @@
 Flower's Grid reads replies one after the other: a sender that announces a reply and does not upload
 it would stop the server for hours, and one whose reply is no message would end the run. Here the
 SuperLink is only asked which replies have arrived. Each of them is then read in a thread of its
-own, within a limit of bytes and of time.
+own, within a limit of bytes and of time; only a few pieces are in memory before they are counted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ FIRST_ARRIVAL = 0.25
 SHORT_READ = 5.0
 """Seconds to wait for the first of the replies that are being read, if one of them began so
 recently: most take a few milliseconds."""
+MOST_TRANSFERS = 2
+"""How many pieces of replies are transferred at a time: a piece may have many MB, whatever its
+reply may have, and all nodes may send one at the same moment."""
 MOST_FAILURES = 3
 """How often a SuperLink may fail to give a reply, for instance while its database is busy."""
 
@@ -59,6 +62,7 @@ class Mailbox:
         # How often the SuperLink failed to give a reply.
         self._failed: Counter[str] = Counter()
         self._arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._transfer = threading.BoundedSemaphore(MOST_TRANSFERS)
         self._is_closed = threading.Event()
 
     def pull(
@@ -137,7 +141,7 @@ class Mailbox:
             return is_late or self._is_closed.is_set()
 
         try:
-            message = reply.fetch(limits.longest, is_over)
+            message = reply.fetch(limits.longest, is_over, self._transfer)
         except Exception as error:
             # Bytes from outside: an error in them concerns this reply only.
             message = _unreadable(error)

@@ -21,13 +21,13 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import FedgroveError, InputError, UnexpectedReport, WireError
 from ...wire.codec import Chain, Codec, CostByPart
@@ -255,18 +255,22 @@ MOST_OBJECTS = 1 << 12
 5 MiB of a large one."""
 
 
+Lock: TypeAlias = AbstractContextManager[Any]
+
+
 @dataclass(frozen=True)
 class ClaimedReply:
     """A reply that has arrived at the SuperLink and was not read yet.
 
     Args:
         answers: The number of the message that it answers.
-        fetch: Reads it; gets the most bytes of its arrays (None: any number), and a function that
-            tells whether it is too late to wait for the rest of it.
+        fetch: Reads it; gets the most bytes of its arrays (None: any number), a function that
+            tells whether it is too late to wait for the rest of it, and a lock that is held while
+            a piece of it is transferred.
     """
 
     answers: str
-    fetch: Callable[[int | None, Callable[[], bool]], Any]
+    fetch: Callable[[int | None, Callable[[], bool], Lock], Any]
 
 
 def has_superlink(grid: Any) -> bool:
@@ -296,14 +300,19 @@ def claim_replies(grid: Any, numbers: Collection[str]) -> list[ClaimedReply]:
 
 
 def _fetch(
-    grid: Any, client: Any, claimed: Any, longest: int | None, is_over: Callable[[], bool]
+    grid: Any,
+    client: Any,
+    claimed: Any,
+    longest: int | None,
+    is_over: Callable[[], bool],
+    transfer: Lock,
 ) -> Any:
     """Read a reply that was claimed from a SuperLink."""
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
     (message,) = claimed.messages_list
     number = message.metadata.message_id
-    limited = _LimitedClient(client, claimed, longest, is_over)
+    limited = _LimitedClient(client, claimed, longest, is_over, transfer)
     # What Flower's own function uses of the Grid.
     view = SimpleNamespace(_run=grid._run, node=grid.node, _runtime_client=limited)
     try:
@@ -342,6 +351,7 @@ class _LimitedClient:
     claimed: Any
     longest: int | None
     is_over: Callable[[], bool]
+    transfer: Lock
     read: int = 0
 
     def PullMessages(self, request: Any) -> Any:
@@ -352,7 +362,8 @@ class _LimitedClient:
         """Return a part of the reply, also if its sender has not uploaded it yet."""
         if self.is_over():
             raise WireError("it was announced, and did not arrive in time.")
-        part = self.client.PullObject(request)
+        with self.transfer:
+            part = self.client.PullObject(request)
         self.read += len(part.object_content)
         if self.longest is not None and self.read > self.longest + MORE_BYTES:
             raise UnexpectedReport(
