@@ -21,13 +21,14 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...errors import FedgroveError, InputError, UnexpectedReport, WireError
 from ...wire.codec import Chain, Codec, CostByPart
@@ -255,9 +256,6 @@ MOST_OBJECTS = 1 << 12
 5 MiB of a large one."""
 
 
-Lock: TypeAlias = AbstractContextManager[Any]
-
-
 @dataclass(frozen=True)
 class ClaimedReply:
     """A reply that has arrived at the SuperLink and was not read yet.
@@ -265,12 +263,12 @@ class ClaimedReply:
     Args:
         answers: The number of the message that it answers.
         fetch: Reads it; gets the most bytes of its arrays (None: any number), a function that
-            tells whether it is too late to wait for the rest of it, and a lock that is held while
-            a piece of it is transferred.
+            tells whether it is too late to wait for the rest of it, and the threads that transfer
+            its pieces.
     """
 
     answers: str
-    fetch: Callable[[int | None, Callable[[], bool], Lock], Any]
+    fetch: Callable[[int | None, Callable[[], bool], Executor], Any]
 
 
 def has_superlink(grid: Any) -> bool:
@@ -305,14 +303,14 @@ def _fetch(
     claimed: Any,
     longest: int | None,
     is_over: Callable[[], bool],
-    transfer: Lock,
+    transfers: Executor,
 ) -> Any:
     """Read a reply that was claimed from a SuperLink."""
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
     (message,) = claimed.messages_list
     number = message.metadata.message_id
-    limited = _LimitedClient(client, claimed, longest, is_over, transfer)
+    limited = _LimitedClient(client, claimed, longest, is_over, transfers)
     # What Flower's own function uses of the Grid.
     view = SimpleNamespace(_run=grid._run, node=grid.node, _runtime_client=limited)
     try:
@@ -351,7 +349,7 @@ class _LimitedClient:
     claimed: Any
     longest: int | None
     is_over: Callable[[], bool]
-    transfer: Lock
+    transfers: Executor
     read: int = 0
 
     def PullMessages(self, request: Any) -> Any:
@@ -362,14 +360,20 @@ class _LimitedClient:
         """Return a part of the reply, also if its sender has not uploaded it yet."""
         if self.is_over():
             raise WireError("it was announced, and did not arrive in time.")
-        with self.transfer:
-            part = self.client.PullObject(request)
-        self.read += len(part.object_content)
-        if self.longest is not None and self.read > self.longest + MORE_BYTES:
+        part: Any = self.transfers.submit(self._transfer, request).result()
+        if part is None:
             raise UnexpectedReport(
                 "packets",
                 f"more than {self.longest} bytes, where an answer has at most {self.longest}.",
             )
+        return part
+
+    def _transfer(self, request: Any) -> Any:
+        """Pull a part; None: with it the reply is too large."""
+        part = self.client.PullObject(request)
+        self.read += len(part.object_content)
+        if self.longest is not None and self.read > self.longest + MORE_BYTES:
+            return None
         return part
 
     def ConfirmMessageReceived(self, request: Any) -> Any:
