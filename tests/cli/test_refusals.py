@@ -130,8 +130,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --data digits --net har-cnn", "net 'har-cnn' takes (channels, length)"),
         ("run --net nope", "there is no net 'nope'"),
         ("run --partition iidd", "there is no partition 'iidd'; did you mean 'iid'?"),
-        ("run --rounds 0", "--rounds is 0; it must be 1 or more."),
-        ("run ditto --rounds 0", "--rounds is 0; it must be 1 or more."),
+        ("run --rounds 0", "--rounds is 0; it must be 1 to 1000000."),
+        ("run --rounds 1000000000000 --dry-run", "--rounds is 1000000000000; it must be "),
+        ("run ditto --rounds 0", "--rounds is 0; it must be 1 to 1000000."),
         ("run --rounds ten", "--rounds is 'ten'; it must be a whole number."),
         ("run --lr x", "--lr is 'x'; it must be a number."),
         (

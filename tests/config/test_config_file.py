@@ -77,7 +77,7 @@ def test_python_reruns_with_changes(tmp_path: Path) -> None:
     assert other.summary["rounds"] == 1
     with pytest.raises(InputErrors) as caught:
         fg.rerun("a", rounds=0, seed=-1, **words)
-    assert caught.value.sentences[0] == "rounds is 0; it must be 1 or more."
+    assert caught.value.sentences[0] == "rounds is 0; it must be 1 to 1000000."
     with pytest.raises(TypeError, match=r"argument 'round'; did you mean 'rounds'\?"):
         fg.rerun("a", round=3, seed=-1, **words)
 

@@ -197,9 +197,13 @@ def main(
                 continue
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.1)
-            for object_id, made in get_all_nested_objects(reply).items():
-                if object_id in wanted:
-                    push_object(run, session, object_id, made.deflate())
+            try:
+                for object_id, made in get_all_nested_objects(reply).items():
+                    if object_id in wanted:
+                        push_object(run, session, object_id, made.deflate())
+            except Exception as error:
+                # The server has refused the reply before all of it was there.
+                print("stopped", error, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ The Grid is Flower's own; its connection is a SuperLink in this process that sto
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ class SuperLink:
     confirmed: list[str] = field(default_factory=list)
     stumbles_over: set[str] = field(default_factory=set)
     asked: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+    transfers: int = 0
+    most_transfers: int = 0
     announced: set[str] = field(default_factory=set)
     """Objects that a node has announced with other contents: messages that have them are refused."""
 
@@ -66,6 +70,13 @@ class SuperLink:
 
     def PullObject(self, request: Any) -> Any:
         content = self.objects.get(request.object_id)
+        with self.lock:
+            self.transfers += 1
+            self.most_transfers = max(self.most_transfers, self.transfers)
+        if content is not None:
+            time.sleep(0.01)
+        with self.lock:
+            self.transfers -= 1
         # It was announced, and is not there yet.
         return PullObjectResponse(
             object_found=True,
@@ -211,6 +222,17 @@ def test_a_reply_that_is_too_large_is_not_read_to_its_end(
     assert isinstance(error, UnexpectedReport)
     assert error.reason == "packets"
     assert "more than 1000 bytes" in str(error)
+
+
+def test_a_few_pieces_are_transferred_at_a_time(link: SuperLink, mailbox: Mailbox) -> None:
+    """A piece may be far larger than its reply may be, and is counted after it was transferred."""
+    numbers = [f"n{i}" for i in range(12)]
+    for number in numbers:
+        link.answer(number, reply(number.encode()))
+    # This one is not uploaded, and takes nobody's place.
+    link.answer("never", reply(b"never"), leave_out=1)
+    assert sorted(pulled(mailbox, numbers)) == sorted(numbers)
+    assert 1 <= link.most_transfers <= mailboxes.MOST_TRANSFERS
 
 
 def test_a_reply_of_many_objects_is_refused(

@@ -35,7 +35,9 @@ from fedgrove.methods import Ditto, FedAvg
 from fedgrove.runs.files import compute_checksum, read_checksums, seal_json
 from fedgrove.runs.follow import Following
 
+MISSING = object()
 VALUES: dict[str, Any] = {
+    "missing": MISSING,
     "null": None,
     "text": "x",
     "-1": -1,
@@ -49,7 +51,7 @@ VALUES: dict[str, Any] = {
     "surrogate": "\ud800",
     "control": "\x1b[2J",
 }
-"""What stands in place of each value, by name."""
+"""What stands in place of each value, by name; the first one removes it."""
 
 Place = tuple[str | int, ...]
 
@@ -78,7 +80,10 @@ def replaced(document: Any, place: Place, value: Any) -> Any:
     inner = changed
     for key in place[:-1]:
         inner = inner[key]
-    inner[place[-1]] = value
+    if value is MISSING:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
     return changed
 
 
@@ -294,6 +299,8 @@ def all_cases(folders: Mapping[str, Path]) -> list[Case]:
             for value in VALUES:
                 # TOML has no null and no surrogates, and its document is a table.
                 if file.read is read_toml and (value in ("null", "surrogate") or not place):
+                    continue
+                if value == "missing" and not place:
                     continue
                 for name in file.commands:
                     cases.append(Case(file, place, value, name))

@@ -34,6 +34,12 @@ def started(folder: Path, method: Any, rounds: int = 4) -> tuple[RunFolder, Run]
     return made, make_run(method, folder / "checkpoint", dtype=torch.float32, rounds=rounds)
 
 
+def line_of(round: int) -> dict[str, Any]:
+    """A line of metrics of a round that sent nothing."""
+    sent = {"bytes_up": 0, "bytes_down": 0, "bytes_up_parts": {}, "bytes_down_parts": {}}
+    return {"round": round, "counts": True, "seconds": 0.0, **sent}
+
+
 class Killed(Exception):
     """Stands for a process that ends in the middle of a run."""
 
@@ -146,7 +152,7 @@ def test_a_state_is_restored_to_the_bit_in_order(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg())
     state = run.method.init(run.setup)
     state = run.method.fold(state, reports(run, Serial(), run.method.plan(state, [0, 1])))
-    folder.log({"round": 1})
+    folder.log(line_of(1))
     folder.save(run, state)
     back, attempt = folder.restore(run)
     assert attempt == 0
@@ -161,7 +167,7 @@ def three_rounds(path: Path) -> tuple[RunFolder, Run]:
     state = run.method.init(run.setup)
     for t in range(3):
         state = run.method.fold(state, admitted(run, Serial(), plan(run, state)))
-        folder.log({"round": t + 1})
+        folder.log(line_of(t + 1))
         folder.save(run, state)
     return folder, run
 
@@ -289,10 +295,10 @@ def test_a_kill_between_the_two_manifests_leaves_both_usable(
     state = run.method.init(run.setup)
     for t in range(2):
         state = run.method.fold(state, reports(run, Serial(), plan(run, state)))
-        folder.log({"round": t + 1})
+        folder.log(line_of(t + 1))
         folder.save(run, state)
     state = run.method.fold(state, reports(run, Serial(), plan(run, state)))
-    folder.log({"round": 3})
+    folder.log(line_of(3))
 
     def killed(path: Path, data: bytes, sync: bool = False) -> None:
         if path.name == "previous.json":
@@ -407,9 +413,9 @@ def test_what_a_kill_left_behind_goes_with_the_next_commit_or_resume(tmp_path: P
 
 def test_metrics_that_no_checkpoint_counts_are_cut_off(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg())
-    folder.log({"round": 1})
+    folder.log(line_of(1))
     folder.save(run, run.method.init(run.setup))
-    folder.log({"round": 2})
+    folder.log(line_of(2))
     assert [line["round"] for line in folder.metrics()] == [1, 2]
     folder.restore(run)
     assert [line["round"] for line in folder.metrics()] == [1]
@@ -417,7 +423,7 @@ def test_metrics_that_no_checkpoint_counts_are_cut_off(tmp_path: Path) -> None:
 
 def test_metrics_of_a_killed_run_can_be_looked_at(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "")
-    folder.log({"round": 1})
+    folder.log(line_of(1))
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 2, "by')
     assert [line["round"] for line in folder.metrics()] == [1]

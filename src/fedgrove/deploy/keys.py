@@ -96,7 +96,7 @@ def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ())
 
 def _checked(host: str) -> str:
     is_name = bool(host) and all(letter.isalnum() or letter in "-.:_*" for letter in host)
-    allowed = "a name or an address without a port, such such as fl.example.org or 10.0.0.5"
+    allowed = "a name or an address without a port, such as fl.example.org or 10.0.0.5"
     # An IPv6 address has two colons or more.
     looks_like_port = host.count(":") == 1
     check(is_name and not looks_like_port and host.isascii(), "--host", host, allowed)

@@ -86,6 +86,8 @@ def are_lengths(lengths: Sequence[int]) -> bool:
 
 LENGTHS = "whole numbers of epochs, 0 or more, such as 0,3,25"
 AT_LEAST_ONE: dict[str, Any] = {"allowed": "1 or more", "check": lambda value: value >= 1}
+MOST_ROUNDS = 1_000_000
+"""A cost estimate goes through all rounds."""
 METHOD = "A method, as NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
 
 
@@ -250,7 +252,12 @@ class RoundOptions:
         None, "Number of clients that train in a round.", "M", without="depends on the data set"
     )
     rounds: int | None = option(
-        None, "Number of rounds.", "N", without="depends on the data set", **AT_LEAST_ONE
+        None,
+        "Number of rounds.",
+        "N",
+        without="depends on the data set",
+        allowed=f"1 to {MOST_ROUNDS}",
+        check=lambda value: 1 <= value <= MOST_ROUNDS,
     )
     per_task: bool = option(
         False, "Data with several tasks: run the method separately on each true task."

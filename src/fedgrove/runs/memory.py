@@ -112,7 +112,7 @@ def decode_tree(data: bytes, path: Path) -> Tree:
         # load() returns no metadata: the header is JSON after its length in 8 bytes.
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
-        order = json.loads(header.get("__metadata__", {}).get("order", "null"))
+        order = json.loads((header.get("__metadata__") or {}).get("order", "null"))
         check_content({"order": order}, TensorsHeader, path)
         return {name: leaves[name] for name in order or leaves}
     except (SafetensorError, ValueError, KeyError) as error:

@@ -151,15 +151,15 @@ class MetricsLine(Headline):
     """A line of metrics.jsonl."""
 
     round: Count
-    counts: Flag = True
-    bytes_up: Count = 0
-    bytes_down: Count = 0
-    bytes_up_parts: Parts = {}
-    bytes_down_parts: Parts = {}
+    counts: Flag
+    bytes_up: Count
+    bytes_down: Count
+    bytes_up_parts: Parts
+    bytes_down_parts: Parts
+    seconds: Positive
     bytes_tasks: dict[Text, Parts] = {}
     bytes_evaluate_up: Count = 0
     bytes_evaluate_down: Count = 0
-    seconds: Positive = 0.0
     virtual_seconds: Positive = 0.0
     virtual_clock: Positive = 0.0
     slowest: dict[Text, Number] = {}
@@ -326,6 +326,12 @@ class PreparationContent(_Content):
             raise ValueError("shape and outputs must be those of a network that fits into memory")
         for number, entry in self.clients.items():
             last = entry.first + (self.outputs if entry.outputs is None else entry.outputs)
+            raw_shape = entry.preparation.shape
+            if raw_shape is not None and len(raw_shape) != len(self.shape):
+                raise ValueError(
+                    f"clients.{number}.preparation.shape must have {len(self.shape)} numbers, "
+                    "as the shape of the network's inputs"
+                )
             if entry.group is not None and str(entry.group) not in self.groups:
                 raise ValueError(f"clients.{number}.group must be a key of groups")
             if entry.outputs is not None and last > self.outputs:

@@ -3,7 +3,7 @@
 Flower's Grid reads replies one after the other: a sender that announces a reply and does not upload
 it would stop the server for hours, and one whose reply is no message would end the run. Here the
 SuperLink is only asked which replies have arrived. Each of them is then read in a thread of its
-own, within a limit of bytes and of time.
+own, within a limit of bytes and of time; only a few pieces are in memory before they are counted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,10 @@ FIRST_ARRIVAL = 0.25
 SHORT_READ = 5.0
 """Seconds to wait for the first of the replies that are being read, if one of them began so
 recently: most take a few milliseconds."""
+MOST_TRANSFERS = 2
+"""How many pieces of replies are transferred at a time: a piece may have many MB, whatever its
+reply may have, and all nodes may send one at the same moment. Always by the same threads: the C
+library keeps the memory that a thread has freed for this thread."""
 MOST_FAILURES = 3
 """How often a SuperLink may fail to give a reply, for instance while its database is busy."""
 
@@ -59,6 +64,7 @@ class Mailbox:
         # How often the SuperLink failed to give a reply.
         self._failed: Counter[str] = Counter()
         self._arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._transfers = ThreadPoolExecutor(MOST_TRANSFERS)
         self._is_closed = threading.Event()
 
     def pull(
@@ -137,15 +143,17 @@ class Mailbox:
             return is_late or self._is_closed.is_set()
 
         try:
-            message = reply.fetch(limits.longest, is_over)
+            message = reply.fetch(limits.longest, is_over, self._transfers)
         except Exception as error:
-            # Bytes from outside: an error in them concerns this reply only.
-            message = _unreadable(error)
+            # Bytes from outside: an error in them concerns this reply only. Without its traceback,
+            # which keeps what was read of the reply in memory.
+            message = _unreadable(error).with_traceback(None)
         self._arrived.put((reply.answers, message))
 
     def close(self) -> None:
         """Stop reading: Python would not end before the last reply of a slow sender is there."""
         self._is_closed.set()
+        self._transfers.shutdown(wait=False, cancel_futures=True)
 
     def _collect(self, wanted: set[str]) -> list[tuple[str, Any]]:
         """Return what was read; wait a moment if some of it has just begun to be read."""

@@ -21,6 +21,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -261,12 +262,13 @@ class ClaimedReply:
 
     Args:
         answers: The number of the message that it answers.
-        fetch: Reads it; gets the most bytes of its arrays (None: any number), and a function that
-            tells whether it is too late to wait for the rest of it.
+        fetch: Reads it; gets the most bytes of its arrays (None: any number), a function that
+            tells whether it is too late to wait for the rest of it, and the threads that transfer
+            its pieces.
     """
 
     answers: str
-    fetch: Callable[[int | None, Callable[[], bool]], Any]
+    fetch: Callable[[int | None, Callable[[], bool], Executor], Any]
 
 
 def has_superlink(grid: Any) -> bool:
@@ -296,14 +298,19 @@ def claim_replies(grid: Any, numbers: Collection[str]) -> list[ClaimedReply]:
 
 
 def _fetch(
-    grid: Any, client: Any, claimed: Any, longest: int | None, is_over: Callable[[], bool]
+    grid: Any,
+    client: Any,
+    claimed: Any,
+    longest: int | None,
+    is_over: Callable[[], bool],
+    transfers: Executor,
 ) -> Any:
     """Read a reply that was claimed from a SuperLink."""
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
     (message,) = claimed.messages_list
     number = message.metadata.message_id
-    limited = _LimitedClient(client, claimed, longest, is_over)
+    limited = _LimitedClient(client, claimed, longest, is_over, transfers)
     # What Flower's own function uses of the Grid.
     view = SimpleNamespace(_run=grid._run, node=grid.node, _runtime_client=limited)
     try:
@@ -342,6 +349,7 @@ class _LimitedClient:
     claimed: Any
     longest: int | None
     is_over: Callable[[], bool]
+    transfers: Executor
     read: int = 0
 
     def PullMessages(self, request: Any) -> Any:
@@ -352,13 +360,20 @@ class _LimitedClient:
         """Return a part of the reply, also if its sender has not uploaded it yet."""
         if self.is_over():
             raise WireError("it was announced, and did not arrive in time.")
-        part = self.client.PullObject(request)
-        self.read += len(part.object_content)
-        if self.longest is not None and self.read > self.longest + MORE_BYTES:
+        part: Any = self.transfers.submit(self._transfer, request).result()
+        if part is None:
             raise UnexpectedReport(
                 "packets",
                 f"more than {self.longest} bytes, where an answer has at most {self.longest}.",
             )
+        return part
+
+    def _transfer(self, request: Any) -> Any:
+        """Pull a part; None: with it the reply is too large."""
+        part = self.client.PullObject(request)
+        self.read += len(part.object_content)
+        if self.longest is not None and self.read > self.longest + MORE_BYTES:
+            return None
         return part
 
     def ConfirmMessageReceived(self, request: Any) -> Any:
