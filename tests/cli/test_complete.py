@@ -21,6 +21,7 @@ def test_names_that_begin_so() -> None:
     assert words(complete.nets("ml")) == ["mlp"]
     assert words(complete.engines("p")) == ["pool"]
     assert words(complete.kinds("n")) == ["nets"]
+    assert words(complete.metrics("b")) == ["balanced_accuracy"]
     assert complete.methods("no-such") == []
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from ..options.groups import METRICS
 from .catalogue import read_index
 
 Completions = list[tuple[str, str]]
@@ -28,6 +29,11 @@ nets = _list_of("nets")
 """Complete built-in networks on the command line."""
 engines = _list_of("engines")
 """Complete engines on the command line."""
+
+
+def metrics(incomplete: str) -> Completions:
+    """Complete the metrics that a run with classes can be scored by."""
+    return _starting_with(dict.fromkeys(METRICS, "").items(), incomplete)
 
 
 def kinds(incomplete: str) -> Completions:

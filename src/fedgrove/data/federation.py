@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core import ClientInfo, assign_folds
 from ..errors import InputError, check, shown
 from ..options.groups import VALIDATION
-from ..problems import CLASSES, AnyProblem
+from ..problems import CLASSES, AnyProblem, score_by
 from .preparation import IDENTITY, Preparation
 
 if TYPE_CHECKING:
@@ -377,6 +377,15 @@ class Federation:
             later[k] = tuple((begin, _cast(data, dtype)) for begin, data in versions)
         first = {k: _cast(data, dtype) for k, data in self.clients.items()}
         return replace(self, clients=first, later=later)
+
+    def scored_by(self, metric: str | None) -> Federation:
+        """Return the federation with the metric that the option metric names; None: its own.
+
+        Raises:
+            InputError: The targets are not classes.
+        """
+        problem = score_by(self.problem, metric)
+        return self if problem == self.problem else replace(self, problem=problem)
 
     @property
     def division(self) -> dict[str, Any]:
