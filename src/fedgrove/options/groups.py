@@ -173,7 +173,8 @@ class SplitOptions:
     )
     split: str | None = option(
         None,
-        "How test data are held out: blocks or random.",
+        "How test data are held out: blocks, random, or official (a client is tested on all "
+        "examples of its classes in the test part that the data set was published with).",
         "KIND",
         without="blocks if the data have blocks",
     )
