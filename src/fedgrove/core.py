@@ -388,11 +388,14 @@ class Client:
         if not len(order):
             # torch.split would give one empty batch.
             return
-        ones = torch.ones(min(over.size, len(examples)), dtype=examples.x.dtype)
+        ones: Tensor | None = None
         for position, index in enumerate(torch.split(order, over.size)):
+            x, y = examples.take(index)
+            if ones is None:
+                ones = torch.ones(min(over.size, len(examples)), dtype=x.dtype)
             yield Batch(
-                x=examples.x.index_select(0, index),
-                y=examples.y.index_select(0, index),
+                x=x,
+                y=y,
                 weight=ones[: len(index)],
                 index=index,
                 position=torch.tensor(position),

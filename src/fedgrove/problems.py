@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,9 @@ from .errors import InputError, check
 from .renamed import find_old_names
 from .trees import Tree
 
-MetricSums = Mapping[str, float]
-"""Sums over a client's examples by name; ``total`` is the number of examples."""
+MetricSums = Mapping[str, Any]
+"""Sums over a client's examples by name; ``total`` is the number of examples. Sums of a metric
+``by_class`` are dictionaries: the number of each class."""
 
 
 # ---- metrics -------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ RESERVED_NAMES = (
 
 def _mean(sums: MetricSums) -> float:
     """Return the mean of a metric from its sums."""
-    return sums["value"] / sums["total"]
+    return float(sums["value"] / sums["total"])
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Metric:
             examples. The default is the mean.
         more_is_better: Whether a larger value is better.
         share: Whether the value lies between 0 and 1 and is shown in percent.
+        by_class: Whether ``of_examples`` returns a number for each class, and each class has a sum
+            of its own.
 
     >>> exact = Metric("exact", lambda outputs, y: (outputs.round() == y).all(1), share=True)
     >>> outputs = torch.tensor([[1.1], [2.7]])
@@ -73,6 +76,7 @@ class Metric:
     value: Callable[[MetricSums], float] = _mean
     more_is_better: bool = True
     share: bool = False
+    by_class: bool = False
 
     def __post_init__(self) -> None:
         allowed = "letters, digits, '-' or '_', such as mae"
@@ -96,6 +100,9 @@ class Metric:
                 )
         sums = {}
         for name, number in numbers.items():
+            if self.by_class:
+                sums[name] = (number.to(weight.dtype) * weight.unsqueeze(1)).sum(0)
+                continue
             per_example = average_outputs(number.to(weight.dtype), marks or {})
             sums[name] = (per_example * weight).sum()
         return sums
@@ -143,6 +150,13 @@ def restrict_outputs(outputs: Tensor, marks: Tree) -> Tensor:
     return outputs.masked_fill(~marks["allowed"], lowest)
 
 
+def as_numbers(value: Tensor) -> float | dict[int, float]:
+    """Return a sum as a number, and a sum for each class as a number for each."""
+    if value.dim():
+        return dict(enumerate(value.tolist()))
+    return float(value)
+
+
 # ---- one problem ---------------------------------------------------------------------------------
 
 
@@ -182,9 +196,9 @@ class Problem:
         """Return the problem of a client with this task: the same for all clients."""
         return self
 
-    def select_sums(self, sums: Tree, task: str) -> dict[str, float]:
+    def select_sums(self, sums: Tree, task: str) -> dict[str, Any]:
         """Return the sums of a client with this task, as numbers."""
-        return {name: float(value) for name, value in sums.items()}
+        return {name: as_numbers(value) for name, value in sums.items()}
 
     @property
     def value_range(self) -> tuple[float, float]:
@@ -205,11 +219,69 @@ def _is_correct(outputs: Tensor, y: Tensor) -> Mapping[str, Tensor]:
 
 
 def _share_correct(sums: MetricSums) -> float:
-    return sums["correct"] / sums["total"]
+    return float(sums["correct"] / sums["total"])
 
 
 ACCURACY = Metric("accuracy", _is_correct, _share_correct, share=True)
 """The share of examples whose largest logit belongs to their class."""
+
+CLASS_SUMS = ("hits", "examples", "predictions")
+"""The sums of each class that metrics by class are computed from."""
+
+
+def _count_by_class(outputs: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+    """Mark each example's class, its predicted class, and its class if that was predicted."""
+    # Not F.one_hot, which looks at the values: a captured graph cannot.
+    number = torch.arange(outputs.shape[1], device=outputs.device)
+    is_class = y.unsqueeze(1) == number
+    is_predicted = outputs.argmax(1).unsqueeze(1) == number
+    return {
+        "hits": is_class & is_predicted,
+        "examples": is_class,
+        "predictions": is_predicted,
+    }
+
+
+def _mean_recall(sums: MetricSums) -> float:
+    r"""Compute the mean of hits_c / examples_c over the classes c with examples.
+
+    Predictions of other classes count as misses of the true class.
+
+    >>> _mean_recall({"hits": {0: 3, 1: 1}, "examples": {0: 4, 1: 2, 2: 0}})
+    0.625
+    """
+    recalls = []
+    for label, examples in sums["examples"].items():
+        if examples:
+            recalls.append(sums["hits"].get(label, 0.0) / examples)
+    return math.fsum(recalls) / len(recalls)
+
+
+def _mean_f1(sums: MetricSums) -> float:
+    r"""Compute the mean of 2 hits_c / (examples_c + predictions_c) over the classes with examples.
+
+    >>> sums = {"hits": {0: 3, 1: 1}, "examples": {0: 4, 1: 2}, "predictions": {0: 4, 1: 1, 2: 1}}
+    >>> _mean_f1(sums) == (6 / 8 + 2 / 3) / 2
+    True
+    """
+    scores = []
+    for label, examples in sums["examples"].items():
+        if examples:
+            predictions = sums["predictions"].get(label, 0.0)
+            scores.append(2 * sums["hits"].get(label, 0.0) / (examples + predictions))
+    return math.fsum(scores) / len(scores)
+
+
+BALANCED_ACCURACY = Metric(
+    "balanced_accuracy", _count_by_class, _mean_recall, share=True, by_class=True
+)
+"""The mean over classes of the share of their examples that are recognised."""
+
+MACRO_F1 = Metric("macro_f1", _count_by_class, _mean_f1, share=True, by_class=True)
+"""The mean over classes of their F1: 2 hits / (examples + predictions)."""
+
+CLASS_METRICS = {each.name: each for each in (ACCURACY, BALANCED_ACCURACY, MACRO_F1)}
+"""What the option metric chooses from."""
 
 CLASSES = Problem("classes", cross_entropy, ACCURACY, "classes")
 """Each example belongs to one class: y int64 (n,)."""
@@ -239,7 +311,7 @@ def _f1(sums: MetricSums) -> float:
     wrong = sums["false_alarms"] + sums["misses"]
     if not sums["hits"] + wrong:
         return 1.0
-    return 2 * sums["hits"] / (2 * sums["hits"] + wrong)
+    return float(2 * sums["hits"] / (2 * sums["hits"] + wrong))
 
 
 def _is_correct_label(outputs: Tensor, y: Tensor) -> Tensor:
@@ -443,13 +515,13 @@ class MixedProblem:
             )
         return names.index(task)
 
-    def select_sums(self, sums: Tree, task: str) -> dict[str, float]:
+    def select_sums(self, sums: Tree, task: str) -> dict[str, Any]:
         """Return the sums of a client with this task, as numbers."""
         prefix = f"{task}."
         found = {}
         for name, value in sums.items():
             if name.startswith(prefix):
-                found[name.removeprefix(prefix)] = float(value)
+                found[name.removeprefix(prefix)] = as_numbers(value)
         return found
 
     @property
@@ -460,6 +532,56 @@ class MixedProblem:
 
 
 AnyProblem = Problem | MixedProblem
+
+
+def score_by(problem: AnyProblem, metric: str | None) -> AnyProblem:
+    """Return the problem with the metric that the option metric names; None: its own.
+
+    Args:
+        problem: The problem of a federation.
+        metric: One of :data:`CLASS_METRICS`.
+
+    Raises:
+        InputError: The targets are not classes.
+
+    >>> score_by(CLASSES, "macro_f1").metric.name
+    'macro_f1'
+    """
+    if metric is None:
+        return problem
+    check(metric in CLASS_METRICS, "metric", metric, f"one of {', '.join(CLASS_METRICS)}")
+    if isinstance(problem, MixedProblem):
+        tasks = [
+            replace(task, problem=_replace_metric(task.problem, metric, f"task {task.name}"))
+            for task in problem.tasks
+        ]
+        return replace(problem, tasks=tuple(tasks))
+    return _replace_metric(problem, metric, "the data")
+
+
+def _replace_metric(problem: Problem, metric: str, whose: str) -> Problem:
+    if problem.kind != "classes":
+        raise InputError(
+            f"metric is {metric}, which needs classes, and the targets of {whose} are "
+            f"{problem.name}, scored by {problem.metric.name}; leave metric out, or choose data "
+            "with classes."
+        )
+    return replace(problem, metric=CLASS_METRICS[metric])
+
+
+def name_class_sums(problem: AnyProblem, outputs: int) -> list[str]:
+    """Return the names of the sums by class that a client may report; none for other metrics.
+
+    >>> name_class_sums(score_by(CLASSES, "macro_f1"), 1)
+    ['hits.0', 'examples.0', 'predictions.0']
+    """
+    if isinstance(problem, MixedProblem):
+        metrics = [task.problem.metric for task in problem.tasks]
+    else:
+        metrics = [problem.metric]
+    if not any(metric.by_class for metric in metrics):
+        return []
+    return [f"{name}.{label}" for name in CLASS_SUMS for label in range(outputs)]
 
 
 # ---- the classes of a client ---------------------------------------------------------------------

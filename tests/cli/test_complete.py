@@ -24,6 +24,7 @@ def test_names_that_begin_so() -> None:
     assert words(complete.partitions("dir")) == ["dirichlet:", "dirichlet-clients:"]
     # Up to the number that is to be chosen, or whole.
     assert words(complete.partitions("shards")) == ["shards", "shards:"]
+    assert words(complete.metrics("b")) == ["balanced_accuracy"]
     assert complete.methods("no-such") == []
 
 

@@ -71,14 +71,23 @@ def rest(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["ditto", "ca-afp", pytest.param("heterofl", marks=pytest.mark.slow)]
+    ("name", "metric"),
+    [
+        ("ditto", None),
+        ("ditto", "macro_f1"),
+        ("ca-afp", None),
+        pytest.param("heterofl", None, marks=pytest.mark.slow),
+    ],
 )
-def test_a_server_without_data_gets_what_serial_gets(name: str, tmp_path: Path) -> None:
-    """Accuracies, groups, bytes by part, virtual time; and what clients remember, on their own disks."""
-    api.train(experiment(name), tmp_path / "serial", engine="serial")
+def test_a_server_without_data_gets_what_serial_gets(
+    name: str, metric: str | None, tmp_path: Path
+) -> None:
+    """Scores, groups, bytes by part, virtual time; and what clients remember, on their own disks."""
+    api.train(experiment(name, metric=metric), tmp_path / "serial", engine="serial")
     grid = grid_of(tmp_path / "home")
-    result = serve(grid, experiment(name), out=tmp_path / "flower", clients=3)
+    result = serve(grid, experiment(name, metric=metric), out=tmp_path / "flower", clients=3)
     assert rest(tmp_path / "serial") == rest(tmp_path / "flower")
+    assert f"{metric or 'accuracy'}_pooled" in result.summary
     assert result.summary["engine"] == "flower"
     # Personal models stay with the nodes.
     assert not list((tmp_path / "flower" / "checkpoint").rglob("client-*"))

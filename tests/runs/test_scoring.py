@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,7 @@ from tests.conftest import make_run
 import fedgrove
 from fedgrove import data, methods
 from fedgrove.core import ClientInfo, Report, Task
-from fedgrove.data import ClientData, Examples
+from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.problems import ACCURACY, F1, numbers
 from fedgrove.report.tables import print_summaries
 from fedgrove.runs.scoring import pool_scores, spread, spread_scores
@@ -119,6 +120,13 @@ def test_the_gate_refuses_a_report_on_no_examples(tmp_path: Path) -> None:
         assert (refusal and refusal.reason) == reason
 
 
+def unscaled(federation: Federation, x: torch.Tensor) -> np.ndarray:
+    """Images as they were before all of them were standardised."""
+    assert federation.preparation.mean is not None
+    assert federation.preparation.std is not None
+    return x.numpy() * federation.preparation.std[0] + federation.preparation.mean[0]
+
+
 @pytest.mark.parametrize("engine", ["serial", "wired", "pool", "batched"])
 def test_the_pooled_score_of_a_run_is_that_of_all_predictions(engine: str) -> None:
     """Of the models that clients have at the end, recomputed from their predictions."""
@@ -128,9 +136,11 @@ def test_the_pooled_score_of_a_run_is_that_of_all_predictions(engine: str) -> No
     right = 0
     tested = 0
     for k, client in federation.clients.items():
-        logits = torch.from_numpy(result.model(k).outputs(16 * client.test.x.numpy()))
+        logits = torch.from_numpy(result.model(k).outputs(unscaled(federation, client.test.x)))
         right += int((logits.argmax(1) == client.test.y).sum())
         tested += len(client.test)
+        score = result.summary["accuracy_clients"][str(k)]
+        assert score == pytest.approx(float((logits.argmax(1) == client.test.y).double().mean()))
     assert result.summary["accuracy_pooled"] == pytest.approx(right / tested, abs=1e-8)
     assert result.summary["finetune"]["1"]["accuracy_pooled"] == result.summary["accuracy_pooled"]
     for line in result.rounds():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from ..options.groups import METRICS
 from .catalogue import read_index
 
 Completions = list[tuple[str, str]]
@@ -38,6 +39,11 @@ def partitions(incomplete: str) -> Completions:
         # As far as what is typed literally: numbers stand there as capital letters.
         rows.setdefault(re.split("[A-Z]", name)[0], text)
     return _starting_with(rows.items(), incomplete)
+
+
+def metrics(incomplete: str) -> Completions:
+    """Complete the metrics that a run with classes can be scored by."""
+    return _starting_with(dict.fromkeys(METRICS, "").items(), incomplete)
 
 
 def kinds(incomplete: str) -> Completions:

@@ -92,7 +92,7 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
         """Build the run of an experiment, or a client's own half of it; nothing is written."""
         return build(
             self.method,
-            federation,
+            federation.scored_by(self.metric),
             memory,
             net=self.net,
             rounds=self.rounds,
@@ -142,13 +142,13 @@ class Federations:
         """Return the data of an experiment, divided among clients, read once."""
         if isinstance(experiment.data, Federation):
             _check_nothing_else(experiment, experiment.data)
-            return experiment.data
+            return experiment.data.scored_by(experiment.metric)
         # Experiments that agree in these options share a federation.
         deciding = {name: getattr(experiment, name) for name in (*DATA_NAMES, "seed")}
         key = tuple(deciding.values())
         if key not in self._dealt:
             self._dealt[key] = load(**deciding, data_dir=self.data_dir)
-        return self._dealt[key]
+        return self._dealt[key].scored_by(experiment.metric)
 
     def defaults(self, experiment: Experiment) -> Defaults:
         """Return how an experiment's data set is trained by default.

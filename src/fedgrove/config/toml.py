@@ -85,7 +85,7 @@ def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> s
     method = _table(experiment.method, code)
     document = {"format": CONFIG_FORMAT, "run": run, "method": method}
     if isinstance(experiment.data, Federation):
-        document["data"] = _described(experiment.data)
+        document["data"] = _described(experiment.data.scored_by(experiment.metric))
     if code:
         document["code"] = code
     if files:
@@ -191,7 +191,7 @@ def from_toml(
     options = read_run_table(text)
     given: dict[str, Any] = {}
     if data is not None:
-        _check_same_data(document.get("data", {}), data)
+        _check_same_data(document.get("data", {}), data, options.get("metric"))
         given["data"] = data
     if net is not None:
         given["net"] = net
@@ -237,10 +237,10 @@ def method_of(text: str) -> Any:
     return _method(_parsed(text), read_run_table(text))
 
 
-def _check_same_data(known: Any, data: Federation) -> None:
+def _check_same_data(known: Any, data: Federation, metric: str | None) -> None:
     """Refuse a federation other than the one that the run was started on, as far as one can tell.
 
-    Folders from before this was written down know nothing of it.
+    Folders from before this was written down know nothing of it. ``metric`` is the run's option.
     """
     if not isinstance(data, Federation):
         raise InputError(
@@ -251,7 +251,7 @@ def _check_same_data(known: Any, data: Federation) -> None:
         raise InputError(
             "[data] of config.toml is not a table; restore the file as it was written."
         )
-    now = _described(data)
+    now = _described(data.scored_by(metric))
     for option, value in known.items():
         if now.get(option) != value:
             raise InputError(

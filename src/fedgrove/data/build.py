@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,10 +18,14 @@ from . import scenario as scenarios
 from . import split as splits
 from .dataset import Dataset, Ints
 from .devices import Devices
-from .federation import ClientData, Defaults, Examples, Federation
+from .federation import ClientData, Defaults, Examples, Federation, SharedExamples
 from .preparation import Preparation, fit_preparation
 
 LEAK = "leaks: overlapping windows on both sides of a random split"
+OFFICIAL = (
+    "split official: a client is scored on all official test examples of the classes it has, so "
+    "clients share test examples"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     kind = choices.split or ("random" if dataset.block is None else "blocks")
     if kind == "blocks" and dataset.block is None:
         raise InputError(f"{name} cannot be split by blocks: {dataset.refusal}. Use split random.")
+    if kind == "official" and dataset.is_test is None:
+        raise InputError(
+            f"split is official, and {name} has no official test part, or its files do not tell it "
+            "apart; use split random, or blocks if the data have blocks."
+        )
     scenario = choices.parsed_scenario
     if dataset.kind != "classes":
         _check_needs_no_classes(name, dataset, choices)
@@ -114,12 +123,15 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     choices = replace(choices, devices=devices)
     affected = scenarios.draw_affected_clients(scenario, len(parts), choices.seed)
     clients = {}
+    official = _prepare_official_test(dataset, kind, choices)
     for k, part in enumerate(parts):
-        clients[k] = _build_client(dataset, part, choices, k, k in affected)
+        clients[k] = _build_client(dataset, part, choices, k, k in affected, official)
 
     notes = list(dataset.notes)
     if kind == "random" and dataset.block is not None:
         notes.append(LEAK)
+    if kind == "official":
+        notes.append(OFFICIAL)
     notes.extend(scenarios.list_caveats(scenario))
     notes.extend(_note_left_out(left_out))
     notes.extend(_note_single_class(dataset, names, parts))
@@ -182,21 +194,23 @@ def _assign_rows(name: str, dataset: Dataset, choices: Choices, kind: str) -> li
     """Return the rows of every client, before any are discarded or held out."""
     partition = choices.parsed_partition
     if partition.kind == "natural":
-        return _assign_by_user(name, dataset, choices)
+        return _assign_by_user(name, dataset, choices, kind)
 
     clients = choices.clients
     if clients is None:
         clients = 10 if dataset.user is None else int(dataset.user.max()) + 1
-    examples = len(dataset.y)
+    available = _list_own_rows(dataset, kind)
+    examples = len(available)
     # A client needs two examples at least: one to train on, one to test on.
     most = examples // 2
     allowed = f"at most {most}, half of the {examples} examples of {name}"
     check(clients <= most, "clients", clients, allowed)
 
     rng = numpy_rng(choices.seed, "partition")
-    if kind == "random" or dataset.block is None:
-        size = np.ones_like(dataset.y)
-        return partitions.assign_units(partition, dataset.y, size, clients, rng)
+    if kind != "blocks" or dataset.block is None:
+        y = dataset.y[available]
+        assigned = partitions.assign_units(partition, y, np.ones_like(y), clients, rng)
+        return [available[rows] for rows in assigned]
     # A blocks split holds out whole blocks, so a block must belong to one client entirely: blocks
     # are assigned as units, each with its size and its most frequent label.
     size = np.bincount(dataset.block)
@@ -205,13 +219,22 @@ def _assign_rows(name: str, dataset: Dataset, choices: Choices, kind: str) -> li
     return [np.flatnonzero(np.isin(dataset.block, blocks)) for blocks in assigned]
 
 
-def _assign_by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
+def _list_own_rows(dataset: Dataset, kind: str) -> Ints:
+    """Return the rows that are divided among clients: all, or those outside the official test."""
+    if kind == "official":
+        assert dataset.is_test is not None
+        return np.flatnonzero(~dataset.is_test)
+    return np.arange(len(dataset.y))
+
+
+def _assign_by_user(name: str, dataset: Dataset, choices: Choices, kind: str) -> list[Ints]:
     """Return the rows of each user; with fewer clients than users, of users that are drawn."""
     if dataset.user is None:
         raise InputError(
             f"{name} has no natural users; use partition iid, dirichlet:ALPHA, classes:K or shards."
         )
-    users = np.unique(dataset.user)
+    own = _list_own_rows(dataset, kind)
+    users = np.unique(dataset.user[own])
     clients = choices.clients or len(users)
     allowed = (
         f"at most {len(users)}, the users of {name}; to divide their examples among more clients, "
@@ -220,20 +243,55 @@ def _assign_by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]
     check(clients <= len(users), "clients", clients, allowed)
     drawn = numpy_rng(choices.seed, "users").permutation(users)[:clients]
     # Clients are in the order of the users' numbers, whatever order they were drawn in.
-    return [np.flatnonzero(dataset.user == user) for user in np.sort(drawn)]
+    return [own[dataset.user[own] == user] for user in np.sort(drawn)]
 
 
 # ---- one client ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _OfficialTest:
+    """The inputs of an official test part, prepared once for all clients."""
+
+    x: Tensor
+    rows: Ints
+    """Their rows in the data set, in order."""
+    known: dict[bytes, Examples] = field(default_factory=dict)
+    """Those of earlier clients, by rows and targets: clients with the same classes share them."""
+
+    def select(self, rows: Ints, y: Tensor) -> Examples:
+        """Return the examples in some rows of the data set."""
+        key = rows.tobytes() + y.numpy().tobytes()
+        if key not in self.known:
+            places = torch.from_numpy(np.searchsorted(self.rows, rows))
+            self.known[key] = SharedExamples(self.x, places, y)
+        return self.known[key]
+
+
+def _prepare_official_test(dataset: Dataset, kind: str, choices: Choices) -> _OfficialTest | None:
+    """Return the official test part; None if clients prepare their inputs each by itself."""
+    if kind != "official" or dataset.pixels is None:
+        return None
+    assert dataset.is_test is not None
+    rows = np.flatnonzero(dataset.is_test)
+    preparation = fit_preparation(dataset, None, choices.standardise)
+    x = np.ascontiguousarray(dataset.x[rows], dtype=np.float32)
+    return _OfficialTest(torch.from_numpy(preparation.scale(x)), rows)
+
+
 def _build_client(
-    dataset: Dataset, part: splits.SplitRows, choices: Choices, k: int, is_affected: bool
+    dataset: Dataset,
+    part: splits.SplitRows,
+    choices: Choices,
+    k: int,
+    is_affected: bool,
+    official: _OfficialTest | None,
 ) -> ClientData:
     """Build the tensors of client ``k``; a scenario corrupts its labels if it is affected."""
     # All three parts are scaled by the training rows alone: nothing of the test part leaks.
     preparation = fit_preparation(dataset, part.train, choices.standardise)
     scenario = choices.parsed_scenario
-    examples = {}
+    examples: dict[str, Examples] = {}
     for name in ("train", "validation", "test"):
         rows = getattr(part, name)
         y = dataset.y[rows]
@@ -241,6 +299,10 @@ def _build_client(
             # One stream per part: sparing the test part does not change the training labels drawn.
             rng = numpy_rng(choices.seed, "labels", k, name)
             y = scenarios.corrupt_labels(scenario, y, len(dataset.labels), rng)
+        if name == "test" and official is not None:
+            targets = _take_targets(dataset, rows, y, preparation)
+            examples[name] = official.select(rows, targets)
+            continue
         # Indexing makes a copy, which is scaled in place.
         x = np.ascontiguousarray(dataset.x[rows], dtype=np.float32)
         inputs = torch.from_numpy(preparation.scale(x))

@@ -70,6 +70,8 @@ class Dataset:
         names: The names of the users, by their number; empty if they have none.
         channels: The names of the channels; empty if they have none.
         window: The number of samples of a window, if windows were cut from recordings.
+        is_test: Which rows are the test part that the set was published with, bool (n,); None if
+            it has none, or its files do not tell.
     """
 
     x: Array
@@ -89,6 +91,7 @@ class Dataset:
     names: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
     window: int | None = None
+    is_test: NDArray[np.bool_] | None = None
 
 
 # ---- numbering rows ------------------------------------------------------------------------------

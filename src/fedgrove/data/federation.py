@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core import ClientInfo, assign_folds
 from ..errors import InputError, check, is_plain_text, shown
 from ..options.groups import VALIDATION
-from ..problems import CLASSES, AnyProblem
+from ..problems import CLASSES, AnyProblem, score_by
 from .preparation import IDENTITY, Preparation
 
 if TYPE_CHECKING:
@@ -46,10 +46,49 @@ class Examples:
         # Not `len`, which takes three microseconds for a tensor: this is called a lot.
         return self.y.shape[0]
 
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of some examples, such as those of a batch."""
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
     @cached_property
     def folds(self) -> Tensor:
         """The fold of each example, for methods that score on training data in turn."""
         return assign_folds(self.y)
+
+
+class SharedExamples(Examples):
+    """Some of the examples that several clients are tested on: all inputs are stored once.
+
+    A copy for each client of an image set would take gigabytes.
+
+    Args:
+        shared: The inputs of all of them.
+        rows: Which of them these are.
+        y: The targets of these.
+
+    >>> everything = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> some = SharedExamples(everything, torch.tensor([0, 2]), torch.arange(2))
+    >>> some.x.tolist(), some.take(torch.tensor([1]))
+    ([[1.0], [3.0]], (tensor([[3.]]), tensor([1])))
+    """
+
+    def __init__(self, shared: Tensor, rows: Tensor, y: Tensor) -> None:
+        # The class is frozen.
+        object.__setattr__(self, "shared", shared)
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "y", y)
+
+    shared: Tensor
+    rows: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs, copied at each call."""
+        return self.shared.index_select(0, self.rows)
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of some of these examples, without copying the others."""
+        return self.shared.index_select(0, self.rows[rows]), self.y.index_select(0, rows)
 
 
 @dataclass(frozen=True)
@@ -393,6 +432,15 @@ class Federation:
             later[k] = tuple((begin, _cast(data, dtype)) for begin, data in versions)
         first = {k: _cast(data, dtype) for k, data in self.clients.items()}
         return replace(self, clients=first, later=later)
+
+    def scored_by(self, metric: str | None) -> Federation:
+        """Return the federation with the metric that the option metric names; None: its own.
+
+        Raises:
+            InputError: The targets are not classes.
+        """
+        problem = score_by(self.problem, metric)
+        return self if problem == self.problem else replace(self, problem=problem)
 
     @property
     def division(self) -> dict[str, Any]:

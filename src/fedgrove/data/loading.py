@@ -81,7 +81,7 @@ def load(
         time: Column to sort recordings by.
         partition: How examples are assigned to clients; by default as the set defines it.
         scenario: What is changed at some clients, such as noisy labels.
-        split: How the test part is held out: "random" or "blocks".
+        split: How the test part is held out: "random", "blocks" or "official".
         validation: The share held out for validation, of the examples outside the test part; 0 for
             none.
         clients: The number of clients.

@@ -155,7 +155,12 @@ def read_dataset(
 
 def _check_agreement(dataset: Dataset, what: str, advice: str) -> None:
     """Refuse columns of different lengths, and labels without a name."""
-    columns = {"labels": dataset.y, "users": dataset.user, "targets": dataset.targets}
+    columns = {
+        "labels": dataset.y,
+        "users": dataset.user,
+        "targets": dataset.targets,
+        "marks of the test part": dataset.is_test,
+    }
     lengths = {"examples": len(dataset.x)}
     for name, column in columns.items():
         if column is not None:

@@ -1,4 +1,7 @@
-"""Split every client's rows into train, validation and test, by single rows or whole blocks."""
+"""Split every client's rows into train, validation and test.
+
+By single rows, by whole blocks, or with the test part that the set was published with.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ..renamed import find_old_names
 from ..seeds import numpy_rng
 from .dataset import Dataset, Ints, find_overlaps
 
-SPLITS = ("blocks", "random")
+SPLITS = ("blocks", "random", "official")
 TEST = 0.2
 """Share of a client's rows that is held out for testing."""
 MAX_VALIDATION = 0.5
@@ -44,10 +47,13 @@ def split(
     any client's test windows are dropped from training and validation, those that overlap any
     client's validation windows from training: no raw sample is on both sides.
 
+    With ``official``, all rows of a client are for training and validation. Each client is tested
+    on all rows of the set's own test part that have one of the client's labels.
+
     Args:
         dataset: The data set.
         owned: The rows of each client.
-        kind: "random" holds out single rows, "blocks" whole blocks.
+        kind: "random" holds out single rows, "blocks" whole blocks, "official" none.
         seed: The seed of the draws.
         validation: The share for validation, of the rows outside the test part. The test part does
             not depend on it.
@@ -61,6 +67,8 @@ def split(
     clients = list(zip(owned, rngs, strict=True))
     if kind == "random":
         return [_split_rows(dataset.y, rows, rng, validation) for rows, rng in clients]
+    if kind == "official":
+        return [_add_official_test(dataset, rows, rng, validation) for rows, rng in clients]
 
     # The held-out parts of all clients come first: clients may share a recording, so what a client
     # trains on must not overlap the held-out windows of another either.
@@ -94,7 +102,23 @@ def _split_rows(y: Ints, rows: Ints, rng: np.random.Generator, share: float) -> 
     rows = rng.permutation(np.sort(rows))
     quota = {label: test_size(n, TEST) for label, n in _count_labels(y, rows).items()}
     test = _take_first(y, rows, quota)
-    rest = rows[~np.isin(rows, test)]
+    return _hold_out_validation(y, rows[~np.isin(rows, test)], test, rng, share)
+
+
+def _add_official_test(
+    dataset: Dataset, rows: Ints, rng: np.random.Generator, share: float
+) -> SplitRows:
+    """Give a client all official test rows with one of its labels; hold out rows to validate."""
+    assert dataset.is_test is not None
+    has_label = np.isin(dataset.y, np.unique(dataset.y[rows]))
+    test = np.flatnonzero(dataset.is_test & has_label)
+    return _hold_out_validation(dataset.y, rng.permutation(np.sort(rows)), test, rng, share)
+
+
+def _hold_out_validation(
+    y: Ints, rest: Ints, test: Ints, rng: np.random.Generator, share: float
+) -> SplitRows:
+    """Divide the rows that are not for testing, which are in random order."""
     validation = rest[:0]
     if share > 0:
         quota = divide_by_class(_count_labels(y, rest), share, 1, rng)

@@ -148,8 +148,9 @@ def opened(
     # A finished model can be exported whatever trained it, so any method will do; the run's own may
     # be a class that this process does not know.
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())
-    # Nor are the devices that it was trained on needed, whose files may be gone.
-    experiment = replace(experiment, profile=None, trace=None)
+    # Nor are the devices that it was trained on needed, whose files may be gone, nor what it was
+    # scored by: an exported model is measured by its accuracy.
+    experiment = replace(experiment, profile=None, trace=None, metric=None)
     federation = experiment.federation(data_dir)
     if not _names_classes(federation):
         raise InputError(

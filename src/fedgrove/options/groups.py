@@ -69,6 +69,10 @@ def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
+"""The metrics of classes that the option metric takes (:mod:`fedgrove.problems`)."""
+
+
 def parse_bound(text: str) -> float:
     """Parse an option that is a number, or off."""
     return 0.0 if text.lower() == "off" else float(text)
@@ -172,7 +176,8 @@ class SplitOptions:
     )
     split: str | None = option(
         None,
-        "How test data are held out: blocks or random.",
+        "How test data are held out: blocks, random, or official (a client is tested on all "
+        "examples of its classes in the test part that the data set was published with).",
         "KIND",
         without="blocks if the data have blocks",
     )
@@ -266,8 +271,17 @@ class RoundOptions:
 
 @option_group
 class ScoringOptions:
-    """Scoring: which clients, after how much fine-tuning."""
+    """Scoring: which clients, by which metric, after how much fine-tuning."""
 
+    metric: str | None = option(
+        None,
+        "What a client's score is, for data with classes: accuracy, balanced_accuracy or macro_f1.",
+        "NAME",
+        without="accuracy for classes; other data have their own",
+        allowed="accuracy, balanced_accuracy or macro_f1; leave it out for data without classes",
+        check=lambda name: name in METRICS,
+        complete="metrics",
+    )
     finetune: Sequence[int] = option(
         (0,),
         "Epochs of fine-tuning to report, as in 0,3,25; the last one gives the headline score.",

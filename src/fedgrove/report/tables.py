@@ -198,7 +198,7 @@ class Scores(NamedTuple):
         rest = []
         for name in ("std", "worst", "worst10"):
             rest.append(values.get(f"{metric}_{name}", 0.0))
-        return cls(*kind, mean, *rest, values.get(f"{metric}_pooled"))
+        return cls(*kind, mean, *rest)._replace(pooled=values.get(f"{metric}_pooled"))
 
     @classmethod
     def from_task(cls, task: Mapping[str, Any]) -> Scores:

@@ -21,7 +21,14 @@ from ..core import Train, WithNotes, WithPrediction, WithTrainedStart, WithTunin
 from ..data import ClientData, Federation
 from ..errors import FedgroveError, InputError, UnfitError, list_some
 from ..parts.objective import Objective, check_fits, check_whole
-from ..problems import Metric, MixedProblem, Problem, client_marks, restrict_outputs
+from ..problems import (
+    Metric,
+    MixedProblem,
+    Problem,
+    as_numbers,
+    client_marks,
+    restrict_outputs,
+)
 from ..trees import Tree
 from .guard import check_state, describe_error, explain_errors
 from .per_task import states_by_task
@@ -320,7 +327,7 @@ def _try_metric(metric: Metric, outputs: Tensor, y: Tensor) -> dict[str, Tensor]
                 f"must give one number for each, ({len(y)},). {_show_shapes(outputs, y)}"
             )
     tree = metric.sums(outputs.clone(), y, torch.ones(len(y), dtype=outputs.dtype))
-    sums = {name: float(value) for name, value in tree.items()}
+    sums = {name: as_numbers(value) for name, value in tree.items()}
     value = _try_call(f"the value of {what}", metric.value, {**sums, "total": float(len(y))})
     lowest, highest = metric.value_range
     try:

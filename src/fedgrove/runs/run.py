@@ -289,9 +289,11 @@ class Run:
 
     def _make_stages(self, verb: str) -> tuple[Stage, ...]:
         if verb == "evaluate":
-            return scoring.evaluate_stages(self.method, self.work("use"))
+            return scoring.evaluate_stages(self.method, self.work("use"), self.federation.classes)
         if verb == "finetune":
-            return scoring.finetune_stages(self.method, self.work("use"), self.finetune, self.nets)
+            return scoring.finetune_stages(
+                self.method, self.work("use"), self.finetune, self.nets, self.federation.classes
+            )
         with explain_errors(self.method, f"work({verb!r})"):
             return self.method.work(verb)
 

@@ -30,7 +30,14 @@ from ..core import (
 )
 from ..nets import Net
 from ..parts.objective import ProblemLoss
-from ..problems import ACCURACY, Metric, MixedProblem
+from ..problems import (
+    ACCURACY,
+    CLASS_SUMS,
+    Metric,
+    MetricSums,
+    MixedProblem,
+    name_class_sums,
+)
 from ..trees import Tree
 from .guard import explain_errors
 
@@ -44,19 +51,24 @@ diverged; a client that has none reports no such number."""
 # ---- what a client does --------------------------------------------------------------------------
 
 
-def evaluate_stages(method: AnyMethod, use: Sequence[Stage]) -> tuple[Stage, ...]:
+def evaluate_stages(method: AnyMethod, use: Sequence[Stage], outputs: int) -> tuple[Stage, ...]:
     """Return the stages of "evaluate": score the model that the client would use now.
 
     Args:
         method: The method.
         use: The stages of "use", which bring the model into the carry.
+        outputs: The number of outputs of the network.
     """
     measures = _score_stages(choose_scorer(method), tuned_tree(method), 0)
-    return (*use, *measures, _give_scores((0,), keep=False))
+    return (*use, *measures, _give_scores((0,), keep=False, outputs=outputs))
 
 
 def finetune_stages(
-    method: AnyMethod, use: Sequence[Stage], lengths: Sequence[int], nets: Container[str]
+    method: AnyMethod,
+    use: Sequence[Stage],
+    lengths: Sequence[int],
+    nets: Container[str],
+    outputs: int,
 ) -> tuple[Stage, ...]:
     """Return the stages of "finetune": score the model after each length; keep the last model.
 
@@ -65,6 +77,7 @@ def finetune_stages(
         use: The stages of "use", which bring the model into the carry.
         lengths: Numbers of epochs of fine-tuning.
         nets: The names of the method's networks.
+        outputs: The number of outputs of the network.
     """
     score = choose_scorer(method)
     start = tuned_tree(method)
@@ -81,7 +94,7 @@ def finetune_stages(
             stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
             stages.append(Edit(_KeepFinite(start, f"tuned{epochs}")))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
-    return (*stages, _give_scores(lengths, keep=True))
+    return (*stages, _give_scores(lengths, keep=True, outputs=outputs))
 
 
 def tuned_tree(method: AnyMethod) -> str:
@@ -151,7 +164,7 @@ def _sum_scores(net: Net, logits: Tensor, batch: Batch, carry: Carry) -> Tree:
     return net.problem.sums(logits, batch.y, batch.weight, carry.get("client", {}))
 
 
-def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
+def _give_scores(lengths: Sequence[int], keep: bool, outputs: int) -> Give:
     """Return the last stage: the metric and the loss after each length, and no packets.
 
     With ``keep`` the client remembers the last model.
@@ -196,21 +209,29 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
                 values[f"{split}{epochs}"] = net.problem.value_range
                 values[f"{split}_loss{epochs}"] = (-math.inf, math.inf)
             values[f"test{epochs}.total"] = (1.0, math.inf)
+            # Declared: the gate allows few other numbers, and these may be many.
+            for name in name_class_sums(net.problem, outputs):
+                values[f"test{epochs}.{name}"] = (0.0, math.inf)
         numbers = {"density": (0.0, 1.0), "params": (0.0, float(net.layout.size))}
         return ExpectedReport(metrics=numbers, optional=values)
 
     return Give(give, expected)
 
 
-def _report_sums(epochs: int, sums: Mapping[str, float]) -> dict[str, float]:
+def _report_sums(epochs: int, sums: MetricSums) -> dict[str, float]:
     """Return what a client reports of its test examples, for :func:`pool_scores`.
 
-    The sums that its score is computed from, and ``total``, the number of examples.
+    The sums that its score is computed from, and ``total``, the number of examples. Of sums by
+    class those that are not 0, as ``test0.hits.3`` for class 3.
     """
     reported = {}
     for name, value in sums.items():
+        if isinstance(value, Mapping):
+            for label, count in value.items():
+                if count:
+                    reported[f"test{epochs}.{name}.{label}"] = count
         # A sum may be too large for a number where the score, such as 1 / (1 + sum), is not.
-        if name != "loss" and math.isfinite(value):
+        elif name != "loss" and math.isfinite(value):
             reported[f"test{epochs}.{name}"] = value
     return reported
 
@@ -314,14 +335,24 @@ def pool_scores(metric: Metric, reports: Sequence[Report], epochs: int) -> float
         for name, value in report.metrics.items():
             if name.startswith(prefix):
                 terms.setdefault(name.removeprefix(prefix), []).append(value)
-    is_complete = all(len(values) == len(reports) for values in terms.values())
-    if not terms or not is_complete:
-        return None
     # fsum: the result does not depend on the order of clients.
-    sums = {name: math.fsum(values) for name, values in terms.items()}
+    sums: dict[str, Any] = {}
+    for name, values in terms.items():
+        sum_name, _, label = name.rpartition(".")
+        if metric.by_class and label.isdecimal():
+            sums.setdefault(sum_name, {})[int(label)] = math.fsum(values)
+        elif len(values) < len(reports):
+            return None
+        else:
+            sums[name] = math.fsum(values)
+    if "total" not in sums:
+        return None
+    for name in CLASS_SUMS if metric.by_class else ():
+        # What is 0 for every class is not reported.
+        sums.setdefault(name, {})
     try:
         pooled = float(metric.value(sums))
-    except (ArithmeticError, KeyError, ValueError):
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         # The sums come from clients, which may report anything.
         return None
     lowest, highest = metric.value_range

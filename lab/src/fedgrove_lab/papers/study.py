@@ -66,7 +66,12 @@ class Study:
     """One sentence: what is shown, under which setting."""
     rows: tuple[StudyRow, ...]
     seeds: int
-    measures: tuple[str, ...] = ("accuracy_mean", "accuracy_pooled", "accuracy_std", "accuracy_worst")
+    measures: tuple[str, ...] = (
+        "accuracy_mean",
+        "accuracy_pooled",
+        "accuracy_std",
+        "accuracy_worst",
+    )
     counted: tuple[str, ...] = ("mib_paper", "mib")
     """What does not depend on fine-tuning: bytes, sizes of models, and what is measured over the
     rounds, such as ``rounds_to@0.85`` or ``accuracy_mean@10`` (after round 10)."""

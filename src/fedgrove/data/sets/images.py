@@ -79,12 +79,16 @@ OPTIONS = {"grey": make_grey, "turned": turn_left}
 """What may follow the name of an image set, after a colon."""
 
 
-def _join_parts(parts: Sequence[Arrays]) -> Arrays:
-    """Join the images and labels of several files."""
-    return {
+def _join_parts(parts: Sequence[Arrays], test: int | None = None) -> Arrays:
+    """Join the images and labels of several files; ``test`` is the one with the test part."""
+    arrays = {
         "x": np.concatenate([part["x"] for part in parts]),
         "y": np.concatenate([part["y"] for part in parts]),
     }
+    if test is not None:
+        are_test = [np.full(len(part["y"]), i == test) for i, part in enumerate(parts)]
+        arrays["is_test"] = np.concatenate(are_test)
+    return arrays
 
 
 def _image_dataset(
@@ -101,7 +105,8 @@ def _image_dataset(
     def make(arrays: Arrays) -> Dataset:
         y = arrays["y"].astype(np.int64) - first_label
         pixels = Pixels(255.0, mean, deviation)
-        return Dataset(arrays["x"], y, tuple(labels), pixels=pixels)
+        is_test = arrays.get("is_test")
+        return Dataset(arrays["x"], y, tuple(labels), pixels=pixels, is_test=is_test)
 
     return make
 
@@ -151,8 +156,8 @@ def read_packed_grey(paths: Sequence[Path]) -> Arrays:
 
 def _join_grey(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> Arrays:
     """Join train and test parts of images without an axis of channels."""
-    x = np.concatenate([train_x, test_x])[:, None]
-    return {"x": x, "y": np.concatenate([train_y, test_y])}
+    parts = [{"x": train_x[:, None], "y": train_y}, {"x": test_x[:, None], "y": test_y}]
+    return _join_parts(parts, test=1)
 
 
 def _idx_formats(packed: str, folders: Sequence[str]) -> tuple[FileFormat, ...]:
@@ -189,7 +194,7 @@ def read_emnist(paths: Sequence[Path]) -> Arrays:
             )
         # The files have each picture's columns where MNIST's have its rows.
         parts.append({"x": x.transpose(0, 2, 1)[:, None], "y": y})
-    return _join_parts(parts)
+    return _join_parts(parts, test=1)
 
 
 def _emnist(split: str, about: str, labels: str, first_label: int = 0) -> NamedSet:
@@ -251,8 +256,8 @@ def read_svhn(path: Path) -> Arrays:
 
 
 def read_svhn_set(paths: Sequence[Path]) -> Arrays:
-    """Read the parts of SVHN together, in the order given."""
-    return _join_parts([read_svhn(path) for path in paths])
+    """Read the parts of SVHN together, in the order given: train, test and perhaps extra."""
+    return _join_parts([read_svhn(path) for path in paths], test=1)
 
 
 def _svhn(about: str, *parts: str) -> NamedSet:
@@ -289,12 +294,15 @@ def unpack(residual: Array) -> Array:
 
 
 def read_packed_colour(paths: Sequence[Path]) -> Arrays:
-    """Read packed CIFAR parts (res, y), in the order given."""
+    """Read packed CIFAR parts (res, y), in the order given; of several the last is the test part.
+
+    One file alone has images of both parts, and does not tell them apart.
+    """
     parts = []
     for path in paths:
         packed = read_npz(path, ("res", "y"))
         parts.append({"x": unpack(packed["res"]), "y": packed["y"]})
-    return _join_parts(parts)
+    return _join_parts(parts, test=len(parts) - 1 if len(parts) > 1 else None)
 
 
 def read_records(blob: bytes, labels: int, name: str) -> Arrays:
@@ -313,7 +321,10 @@ def read_records(blob: bytes, labels: int, name: str) -> Arrays:
 
 
 def _read_tar(path: Path, members: Sequence[str], labels: int) -> Arrays:
-    """Read the members of a tar file in memory: nothing is unpacked to disk."""
+    """Read the members of a tar file in memory: nothing is unpacked to disk.
+
+    The last member is the test part.
+    """
     parts = []
     try:
         with tarfile.open(path) as tar:
@@ -326,17 +337,21 @@ def _read_tar(path: Path, members: Sequence[str], labels: int) -> Arrays:
         raise InputError(
             f"'{path}' is not the expected archive ({error}); download it again from its source."
         ) from error
-    return _join_parts(parts)
+    return _join_parts(parts, test=len(parts) - 1)
 
 
 def _cifar_formats(
     folder: str, archive: str, members: tuple[str, ...], labels: int
 ) -> tuple[FileFormat, ...]:
-    """Return the binary files, unpacked in ``folder`` or still in the archive."""
+    """Return the binary files, unpacked in ``folder`` or still in the archive.
+
+    The last of the members is the test part.
+    """
     files = tuple(f"{folder}/{member}" for member in members)
 
     def read_files(paths: Sequence[Path]) -> Arrays:
-        return _join_parts([read_records(path.read_bytes(), labels, str(path)) for path in paths])
+        parts = [read_records(path.read_bytes(), labels, str(path)) for path in paths]
+        return _join_parts(parts, test=len(parts) - 1)
 
     def read_archive(paths: Sequence[Path]) -> Arrays:
         return _read_tar(paths[0], files, labels)
