@@ -220,7 +220,8 @@ def run_value(
     scores = summary["finetune"][length]
     if measure == "accuracy_pooled":
         # Runs of before have none, nor have tasks of different problems.
-        return scores.get(measure)
+        pooled = scores.get(measure)
+        return None if pooled is None else float(pooled)
     if measure != "score":
         return float(scores[measure])
     if scores["accuracy_std"] == 0:
