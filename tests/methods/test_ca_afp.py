@@ -178,11 +178,22 @@ def test_the_clustering_is_with_everyone_is_no_round_and_changes_no_weights(tmp_
             assert all(bool(task.send) == bool(phases[0]) for task in tasks)
 
 
-def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("probe_epochs", [1, 3])
+def test_updates_are_of_so_many_epochs_however_long_training_is(
+    probe_epochs: int, tmp_path: Path
+) -> None:
+    """One epoch in the paper; three here."""
+    assert CAAFP().probe_epochs == 3
+    assert methods.ca_afp.PRESETS["paper"].probe_epochs == 1
     updates = {}
     groups = {}
     for epochs in (1, 3):
-        run = tiny(tmp_path / str(epochs), phases=(0, 1, 0), local=replace(CALM, epochs=epochs))
+        run = tiny(
+            tmp_path / str(epochs),
+            phases=(0, 1, 0),
+            local=replace(CALM, epochs=epochs),
+            probe_epochs=probe_epochs,
+        )
         _, _, answers, after = next(exchanges(run))
         updates[epochs] = [report.give["update"].values for report in answers]
         groups[epochs] = after.groups
@@ -202,6 +213,7 @@ def test_the_update_is_what_training_adds_and_the_probe_has_a_recipe_of_its_own(
     """
     step = LocalTraining(1, 64, SGD(0.5))
     words = {"phases": (0, 1, 0), "clusters": 1, "pull": Proximal(0.0, "reference"), "local": step}
+    words["probe_epochs"] = 1
     for factor, probe in ((1, None), (2, LocalTraining(1, 64, SGD(1.0)))):
         run = tiny(tmp_path / str(factor), **words, probe=probe)
         (_, _, answers, _), (_, _, after, _) = exchanges(run)
@@ -229,6 +241,7 @@ def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
         phases=phases,
         pull=pull,
         local=LocalTraining(1, 64, SGD(lr)),
+        probe_epochs=1,
         clusters=1,
         cohort=5,
     )

@@ -96,6 +96,31 @@ def test_the_length_of_an_update_does_not_matter() -> None:
     assert AverageLinkage()(rows, 2) == [0, 1, 0, 1]
 
 
+def test_wards_linkage_by_hand() -> None:
+    """At 0, 30, 70, 130 degrees 0+30 merge first, as by average linkage.
+
+    The square of Ward's distance is 2 a b / (a + b) times the squared distance of the centres of
+    two groups of a and b members. {0, 30} has its centre at 15 degrees, .966 from the middle. To
+    70: .966^2 + 1 - 2 (.966) cos 55 = .825, times 4 / 3 = 1.1. 70 to 130: 2 (1 - cos 60) = 1,
+    times 1. So 70 joins 130, where average linkage joins it to 0 and 30.
+    """
+    rows = circle(0, 30, 70, 130) * torch.tensor([[1.0], [1e-3], [1e3], [7.0]])
+    assert AverageLinkage("ward")(rows, 2) == [0, 0, 1, 1]
+    assert AverageLinkage()(rows, 2) == [0, 0, 0, 1]
+
+
+@given(st.integers(3, 9), st.integers(0, 99))
+@settings(max_examples=10, deadline=None)
+def test_wards_groups_are_those_of_scikit_learn(n: int, seed: int) -> None:
+    from sklearn.cluster import AgglomerativeClustering
+
+    vectors = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    unit = (vectors / vectors.norm(dim=1, keepdim=True)).numpy()
+    for groups in range(2, n):
+        labels = AgglomerativeClustering(groups, linkage="ward").fit_predict(unit)
+        assert AverageLinkage("ward")(vectors, groups) == renumbered(labels.tolist())
+
+
 @pytest.mark.parametrize("groups", [1, 2, 5])
 def test_fewer_clients_than_groups_and_one_client(groups: int) -> None:
     assert AverageLinkage()(circle(10), groups) == [0]

@@ -16,6 +16,7 @@ from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Defaults, Examples, Federation, scenario
 from fedgrove.methods import CAAFP, FedCHAR, name_of
 from fedgrove.nets import Net, build
+from fedgrove.parts.group import AverageLinkage
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Study, StudyOptions, StudyRow
@@ -244,6 +245,25 @@ def test_study_5_changes_one_thing_at_a_time(data: str) -> None:
     assert found["fedavg-unscaled"].experiment == replace(scaled, standardise=False)
     assert "local" in found
     assert len(found) == 10
+    assert (study.seeds, study.counted) == (10, ("group_largest", "purity"))
+    assert not any(row.reported for row in study.rows)
+
+
+def test_study_6_changes_the_epochs_and_the_linkage_that_groups_are_formed_by() -> None:
+    study = table(6, "motion")
+    found = rows(study)
+    assert set(found) == {"local", "fedavg", "average-1", "average-3", "ward-1", "ward-3"}
+    ours = ca_afp(found["ward-3"])
+    usual = replace(CAAFP(), local=ours.local, phases=(25, 5, 20))
+    assert ours == usual
+    for linkage in ("average", "ward"):
+        for epochs in (1, 3):
+            grouping = AverageLinkage(linkage)
+            asked = replace(
+                found["ward-3"].experiment,
+                method=replace(usual, grouping=grouping, probe_epochs=epochs),
+            )
+            assert found[f"{linkage}-{epochs}"].experiment == asked
     assert (study.seeds, study.counted) == (10, ("group_largest", "purity"))
     assert not any(row.reported for row in study.rows)
 

@@ -24,6 +24,8 @@ class GlobalFT(CAAFP):
 
     clusters: int = 1
     """One group of all clients."""
+    probe_epochs: int = 1
+    """As in the paper: with one group, the exchange is evidence for the first mask only."""
 
 
 PRESETS = {"paper": GlobalFT(phases=(0, 0, 1))}

@@ -29,7 +29,7 @@ MOST = 8
 """The most groups that are tried where their number is chosen."""
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
-LINKAGES = ("average", "complete", "single")
+LINKAGES = ("average", "complete", "single", "ward")
 """How the distance of two groups follows from the distances of their members."""
 
 
@@ -68,7 +68,8 @@ class AverageLinkage:
 
     ``groups`` 0: the number with the best silhouette, from 2 to 8. From a random start average
     linkage tends to split off single clients; a warm-up before the clustering, or
-    ``linkage="complete"``, gives groups of more even size.
+    ``linkage="complete"`` or ``"ward"``, gives groups of more even size. Ward's linkage merges the
+    groups whose updates, scaled to length 1, then vary least.
     """
 
     linkage: str = "average"
@@ -120,6 +121,9 @@ class AverageLinkage:
 
         n = len(distances)
         upper = distances[np.triu_indices(n, k=1)]
+        if self.linkage == "ward":
+            # It is defined by Euclidean distances: |u - v|^2 = 2 (1 - cos) for vectors of length 1.
+            upper = np.sqrt(2 * upper)
         merges: Matrix = linkage(upper, method=self.linkage)
         return merges
 

@@ -6,7 +6,7 @@ Phases of P1, P2, P3 rounds; cohort :math:`S_t`; after P1 one exchange with all 
 not a round::
 
     1 warm-up     w_k = min CE from w;  w = sum_k n_k w_k / sum_k n_k       -> Train, WeightedMean
-      clustering  D_k = one epoch from w_ref, minus w_ref; groups by cosine -> AverageLinkage
+      clustering  D_k = e epochs from w_ref, minus w_ref; groups by cosine  -> AverageLinkage
     2 stabilise   w_k = min CE + mu/2 |w - w_ref|^2 from w_c                -> Proximal
                   w_c = the mean of the group                               -> WeightedMean
     3 prune-heal  the same under the mask M_c; w_c = (mean) M_c
@@ -124,11 +124,12 @@ class CAAFP(CommonParts):
     """Rounds between pruning steps."""
     pull: Proximal = Proximal(0.01, "reference")
     """The pull towards the model at the end of the warm-up."""
-    grouping: AverageLinkage | Bipartition = AverageLinkage()
+    grouping: AverageLinkage | Bipartition = AverageLinkage("ward")
     """How clients are divided by their updates."""
+    probe_epochs: int = 3
+    """Epochs of local training for the update that groups are formed from; in the paper, one."""
     probe: LocalTraining | None = None
-    """How clients train for the update that groups are formed from; None: one epoch of their local
-    training."""
+    """How clients train for that update; None: as in rounds, for ``probe_epochs`` epochs."""
     ask: int = 1000
     """Maximum number of clients, drawn with the seed, that form the groups; others join when they
     are selected."""
@@ -138,6 +139,7 @@ class CAAFP(CommonParts):
         check(self.start is None or 0 < self.start <= 1, "start", self.start, "in (0, 1]")
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
         check(self.ask >= 1, "ask", self.ask, "1 or more clients")
+        check(self.probe_epochs >= 1, "probe_epochs", self.probe_epochs, "1 or more epochs")
         check(
             are_phases(self.phases),
             "phases",
@@ -420,7 +422,7 @@ class CAAFP(CommonParts):
     # ---- a client --------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train as the phase requires, near the reference and with evidence; or for one epoch."""
+        """Train as the phase requires, near the reference and with evidence; or for the groups."""
         # A verb at a time: this is called for every task.
         match verb:
             case "train":
@@ -443,7 +445,7 @@ class CAAFP(CommonParts):
 
     def _clustering(self, with_evidence: bool) -> tuple[Stage, ...]:
         begin = Edit(start_from_reference)
-        train = Train(self.objective, self.probe or for_epochs(self.local, 1))
+        train = Train(self.objective, self.probe or for_epochs(self.local, self.probe_epochs))
         if not with_evidence:
             return (begin, train, Give(send_update, expected_update))
         gradient = measure_gradient(self.objective)
@@ -464,9 +466,10 @@ class CAAFP(CommonParts):
         return round(total)
 
 
-PRESETS = {"paper": CAAFP(phases=(0, 0, 1))}
-"""``ca-afp:paper``: (0,0,50) of its tables, no warm-up at all. All else is the paper's already: the
-other defaults are those of its UCI-HAR, and its data sets bring its local training."""
+PRESETS = {"paper": CAAFP(phases=(0, 0, 1), grouping=AverageLinkage(), probe_epochs=1)}
+"""``ca-afp:paper``: (0,0,50) of its tables, no warm-up at all, and groups by one epoch and average
+linkage. All else is the paper's already: the other defaults are those of its UCI-HAR, and its data
+sets bring its local training."""
 
 
 def prunable_weights(state: State, group: int) -> Tensor:
