@@ -516,12 +516,16 @@ def class_targets(problem: AnyProblem, outputs: Tensor, y: Tensor, marks: Tree) 
     return ClassTargets(target, own)
 
 
+def has_classes(problem: AnyProblem) -> bool:
+    """Return whether the targets of a problem, or of one of its tasks, are classes."""
+    if isinstance(problem, MixedProblem):
+        return any(task.problem.kind == "classes" for task in problem.tasks)
+    return problem.kind == "classes"
+
+
 def check_has_classes(problem: AnyProblem) -> None:
     """Refuse a federation in which no task has classes."""
-    problems = [problem]
-    if isinstance(problem, MixedProblem):
-        problems = [task.problem for task in problem.tasks]
-    if not any(each.kind == "classes" for each in problems):
+    if not has_classes(problem):
         raise InputError(
             f"the targets of the data are {problem.name}, and the method needs classes; choose "
             "data with classes, or a different method, such as fedavg."

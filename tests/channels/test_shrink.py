@@ -33,6 +33,7 @@ NETS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "bn-cnn2-none": ("bn-cnn2", (1, 8, 8), {"width": 6, "norm": "none"}),
     "resnet18": ("resnet18", (3, 8, 8), {"width": 4}),
     "resnet18-group": ("resnet18", (3, 8, 8), {"width": 4, "norm": "group"}),
+    "resnet18-large": ("resnet18", (3, 32, 32), {"width": 4, "norm": "group", "stem": "large"}),
     "shufflenetv2": ("shufflenetv2", (3, 8, 8), {"width": 8}),
     "shufflenetv2-group": ("shufflenetv2", (3, 8, 8), {"width": 8, "norm": "group"}),
     "mlp": ("mlp", (5,), {"hidden": 7}),

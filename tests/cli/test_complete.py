@@ -21,6 +21,9 @@ def test_names_that_begin_so() -> None:
     assert words(complete.nets("ml")) == ["mlp"]
     assert words(complete.engines("p")) == ["pool"]
     assert words(complete.kinds("n")) == ["nets"]
+    assert words(complete.partitions("dir")) == ["dirichlet:", "dirichlet-clients:"]
+    # Up to the number that is to be chosen, or whole.
+    assert words(complete.partitions("shards")) == ["shards", "shards:"]
     assert complete.methods("no-such") == []
 
 
@@ -58,6 +61,7 @@ def test_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("fedgrove run ditto --set pul", ["pull=", "pull.mu="]),
         ("fedgrove sweep fedprox ditto --set pull.", ["pull.mu="]),
         ("fedgrove run fedavg --data uci", ["uci-har", "uci-har-forecast"]),
+        ("fedgrove run fedavg --partition dir", ["dirichlet:", "dirichlet-clients:"]),
         ("fedgrove list e", ["engines"]),
     ],
 )

@@ -20,6 +20,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import AdFedWCP, Ditto, FedAvg, FedWCP, Local
 from fedgrove.methods.adfedwcp.centroids import Adaptive
 from fedgrove.parts import local
+from fedgrove.parts.augment import Augment
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.runs.run import Run
@@ -110,6 +111,32 @@ def test_every_engine_keeps_the_same(method: Any, optimiser: Any, tmp_path: Path
         assert trees.identical(memory, mine)
     assert trees.distance(serial, stacked) < 1e-9
     assert trees.distance(memory, stacked_memory) < 1e-9
+
+
+def test_every_engine_augments_projects_and_keeps_the_same(tmp_path: Path) -> None:
+    """Three settings of one step: images change, pruned weights are 0 before it, states go on."""
+    engines: list[Engine] = [Serial(), Wired(), Pool(workers=2), Batched()]
+    found = []
+    for engine in engines:
+        recipe = replace(KEPT, augment=Augment())
+        method = FedWCP(k=3, zero_pruned="batch", local=recipe)
+        run = make_run(method, tmp_path / engine.name, net="bn-cnn2")
+        model = play(run, engine).model
+        found.append(model | remembered(run))
+        engine.close()
+    serial, *exact, stacked = found
+    assert states(serial)
+    for mine in exact:
+        assert trees.identical(serial, mine)
+    assert trees.distance(serial, stacked) < 1e-9
+    # Without any of the three it is another run.
+    for name, other in {
+        "plain": FedWCP(k=3, zero_pruned="batch", local=KEPT),
+        "kept": FedWCP(k=3, local=recipe),
+        "reset": replace(method, local=replace(recipe, keep_state=False)),
+    }.items():
+        run = make_run(other, tmp_path / name, net="bn-cnn2")
+        assert trees.distance(model, play(run, Serial()).model) > 1e-4
 
 
 # ---- what is kept, against torch's own optimisers ------------------------------------------------

@@ -29,7 +29,9 @@ def check_shape(f):
 
 
 @pytest.mark.parametrize("name", ["digits", "motion"])
-@pytest.mark.parametrize("partition", [None, "iid", "dirichlet:0.5", "classes:2", "shards"])
+@pytest.mark.parametrize(
+    "partition", [None, "iid", "dirichlet:0.5", "dirichlet-clients:0.5", "classes:2", "shards"]
+)
 def test_built_in_sets_under_every_partition(name, partition):
     f = data.load(name, partition=partition, clients=12)
     assert len(f.clients) == 12

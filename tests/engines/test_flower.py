@@ -37,7 +37,9 @@ from fedgrove.engines.flower.messages import (
 )
 from fedgrove.engines.flower.simulation import Simulation
 from fedgrove.errors import InputError
-from fedgrove.parts.local import LocalTraining
+from fedgrove.methods import FedWCP
+from fedgrove.parts.augment import Augment
+from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.faults import Faults
 from fedgrove.runs.gate import Gate
 from fedgrove.runs.memory import read_tree
@@ -92,6 +94,19 @@ def test_a_loop_of_real_messages_is_serial(method: AnyMethod, tmp_path: Path) ->
     assert groups == groups2
     assert held == held2
     assert {kind for kind, *_ in serial_seen} >= {"Report"}
+
+
+def test_a_node_augments_projects_and_keeps_its_optimiser_as_serial_does(tmp_path: Path) -> None:
+    local = LocalTraining(1, 8, Adam(1e-2), keep_state=True, augment=Augment())
+    method = FedWCP(k=3, zero_pruned="batch", local=local)
+    states = []
+    for where in ("serial", "flower"):
+        run = make_run(method, tmp_path / where, net="bn-cnn2", gate=ANY_LENGTH)
+        engine: Engine = Serial() if where == "serial" else looped(run)
+        states.append(played(run, engine)[0])
+    serial, flower = states
+    assert any("/optimiser." in name for name in serial)
+    assert trees.identical(serial, flower)
 
 
 # ---- what really gets lost -----------------------------------------------------------------------

@@ -193,6 +193,26 @@ def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_p
     assert all(float(trees.flatten(update).abs().max()) > 0 for update in short)
 
 
+def test_the_probe_alone_follows_its_own_recipe(tmp_path: Path) -> None:
+    """One step of gradient descent over all of a client's data: the update is -lr times the gradient,
+    so that of a rate twice as large is twice as large. The round after it is trained as ever.
+    """
+    updates = {}
+    trained = {}
+    for lr in (0.0, 0.5, 1.0):
+        probe = LocalTraining(1, 64, SGD(lr)) if lr else None
+        run = tiny(tmp_path / str(lr), phases=(0, 1, 0), clusters=1, probe=probe)
+        (_, _, answers, _), (_, _, after, _) = exchanges(run)
+        updates[lr] = [trees.flatten(report.give["update"].values) for report in answers]
+        trained[lr] = [report.give["model"].values for report in after]
+    for usual, half, whole in zip(updates[0.0], updates[0.5], updates[1.0], strict=True):
+        # Updates travel in 16 bits.
+        assert torch.allclose(2 * half.double(), whole.double(), rtol=2e-3, atol=1e-6)
+        assert not torch.allclose(usual.double(), whole.double(), rtol=0.1)
+    for lr in (0.5, 1.0):
+        assert all(trees.identical(a, b) for a, b in zip(trained[0.0], trained[lr], strict=True))
+
+
 @pytest.mark.parametrize("phases", [(2, 2, 0), (0, 2, 0)])
 def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
     phases: tuple, tmp_path: Path

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import federation, make_run, play, remembered, reports, tensors
+from tests.conftest import admitted, federation, make_run, play, remembered, reports, tensors
 from tests.contract import Contract
 from torch import nn
 
@@ -32,9 +32,10 @@ from fedgrove.methods.fedapta.channel_rules import (
     UniformL1,
 )
 from fedgrove.methods.fedapta.drift import DriftCorrection
-from fedgrove.methods.fedapta.method import LITERAL, START, State, origin_of
-from fedgrove.methods.fedapta.task_groups import Hdbscan
+from fedgrove.methods.fedapta.method import START, State, origin_of, weights_in_groups
+from fedgrove.methods.fedapta.task_groups import LITERAL, Hdbscan
 from fedgrove.nets import Net, build
+from fedgrove.parts.augment import Augment
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import plan, plan_scoring, rounds
@@ -48,10 +49,10 @@ CONTRACT = Contract(
     sends_masks=True,
     has_a_place_for_each_client=True,
     # A quarter of 768 + 4096 weights is 1216. The first layer, whose mean |w| is .148 compared with .062, loses the least
-    # that it may, .9 of a quarter: 14.4 units, and the second the rest, 16.3; whole: 15 and 16. 49 and 48 stay:
-    # 12*49+49 = 637, 49*48+48 = 2400, 48*3+3 = 147: 3184. Of a half 28.8 and 32.6, whole 29 and 33; 35 and 31
-    # stay: 455, 1116, 96: 1667.
-    paper_bytes=8 * (3184 + 1667) / 2 * 3 * 50,
+    # that it may, .8 of a quarter: 12.8 units, and the second the rest, 16.6; whole: 13 and 17. 51 and 47 stay:
+    # 12*51+51 = 663, 51*47+47 = 2444, 47*3+3 = 144: 3251. Of a half 25.6 and 33.2, whole 26 and 33; 38 and 31
+    # stay: 494, 1209, 96: 1799.
+    paper_bytes=8 * (3251 + 1799) / 2 * 3 * 50,
 )
 
 # ---- by hand -------------------------------------------------------------------------------------
@@ -95,6 +96,19 @@ def test_a_round_by_hand() -> None:
     found = after.models[0]["0.weight"].flatten().tolist()
     assert found == pytest.approx([5 / 3, 5.0, 4.0, (2 * 10 + 3 * 20) / 30])
     assert (after.round, after.groups) == (1, {0: 0, 1: 0})
+
+
+def test_the_second_round_is_filled_in_from_the_first() -> None:
+    """As above, once more: the model is (5/3, 5, 4, 8/3), and the device of half the units again keeps
+    the second and third. What it lacks is filled in from this model, not from the initial one:
+    (10 · 5/3 + 20 · 8/3) / 30 = 7/3, and (10 · 8/3 + 20 · 11/3) / 30 = 10/3."""
+    method = FedAPTA(ratios=(0.5, 0.0), grouping=None)
+    state = method.init(start(2))
+    for _ in range(2):
+        tasks = method.plan(state, [0, 1])
+        state = method.fold(state, [answer(task, body=1.0) for task in tasks])
+    found = state.models[0]["0.weight"].flatten().tolist()
+    assert found == pytest.approx([7 / 3, 6.0, 5.0, 10 / 3])
 
 
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
@@ -265,6 +279,9 @@ def test_ratios_are_given_in_turn_or_follow_from_devices() -> None:
         ({"ratios": (0.2, 1.0)}, r"ratios is \(0.2, 1.0\); it must be shares in \[0, 1\)"),
         ({"last": 0}, "last is 0"),
         ({"use": "half"}, "there is no use 'half'"),
+        ({"drift": "ours"}, r"there is no drift 'ours'\. There are: feddc, none, server"),
+        # What the field was before it had three values.
+        ({"drift": True}, "there is no drift 'True'"),
     ],
 )
 def test_bad_fields_are_refused(fields: dict[str, Any], sentence: str) -> None:
@@ -403,89 +420,187 @@ def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:
 
 
 def test_without_its_terms_a_drift_doubles_the_first_step(tmp_path: Path) -> None:
-    """alpha 0 and no update before: devices train as FedAvg's, and the server adds h = w_i - w."""
+    """No gradient is known before: devices train as FedAvg's, and the server adds h = w_i - w."""
     local = LocalTraining(2, 8, SGD(0.1))
     plain = make_run(FedAvg(local=local), tmp_path / "a", rounds=1)
-    alone = DriftCorrection(alpha=0.0)
-    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, correct=alone, local=local)
-    run = make_run(method, tmp_path / "b", rounds=1)
     expected = play(plain, Serial()).model
-    found = play(run, Serial()).models[0]
-    for name, w in run.params.items():
-        torch.testing.assert_close(found[name], w + 2 * (expected[name] - w))
+    alone = DriftCorrection(alpha=0.0)
+    for drift in ("feddc", "server"):
+        method = FedAPTA(ratios=(0.0,), grouping=None, drift=drift, correct=alone, local=local)
+        run = make_run(method, tmp_path / drift, rounds=1)
+        found = play(run, Serial()).models[0]
+        for name, w in run.params.items():
+            torch.testing.assert_close(found[name], w + 2 * (expected[name] - w))
+
+
+def test_groups_are_found_by_what_was_trained(tmp_path: Path) -> None:
+    """Not by the drift, which is averaged: the traces of the first round are those without."""
+    local = LocalTraining(2, 8, SGD(0.1))
+    traces = {}
+    for drift in ("none", "feddc", "server"):
+        method = FedAPTA(
+            ratios=(0.0, 0.5), drift=drift, correct=DriftCorrection(alpha=0.0), local=local
+        )
+        run = make_run(method, tmp_path / drift, net="bn-cnn2", rounds=1)
+        traces[drift] = play(run, Serial()).traces
+    for client, (total, present, *_) in traces["none"].items():
+        for drift in ("feddc", "server"):
+            torch.testing.assert_close(traces[drift][client][0], total)
+            assert torch.equal(traces[drift][client][1], present)
 
 
 def test_a_fold_with_drifts_by_hand() -> None:
     """Two dense devices, of 10 and 20 examples, move the first layer by 1 and 4; each has a drift
-    of .5. The model moves by (10 * 1.5 + 20 * 4.5) / 30 = 3.5, and the group's update, which is
-    sent with it, is (10 * 1 + 20 * 4) / 30 = 3: without the drifts.
+    of .5. The model moves by (10 * 1.5 + 20 * 4.5) / 30 = 3.5. Their own gradients are -1 and -4,
+    and the group's, which is sent with the model, is (10 * -1 + 20 * -4) / 30 = -3.
     """
-    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True)
+    method = FedAPTA(ratios=(0.0,), grouping=None, drift="feddc")
     state = method.init(start(2))
-    drift = Packet({name: torch.full_like(leaf, 0.5) for name, leaf in FIRST.items()})
     reports = []
     for task, body in zip(method.plan(state, [0, 1]), (1.0, 4.0), strict=True):
         report = answer(task, body=body)
-        reports.append(replace(report, give={**report.give, "drift": drift}))
+        trained = report.give["model"]
+        shifted = {name: leaf + 0.5 for name, leaf in trained.values.items()}
+        gradient = {name: torch.zeros_like(leaf) for name, leaf in FIRST.items()}
+        gradient["0.weight"] -= body
+        give = {
+            "model": replace(trained, values=shifted),
+            "head": Packet({name: trained.values[name] for name in state.head}),
+            "gradient": Packet(gradient),
+        }
+        reports.append(replace(report, give=give))
     after = method.fold(state, reports)
     moved = after.models[0]["0.weight"] - FIRST["0.weight"]
     assert moved.flatten().tolist() == pytest.approx([3.5] * 4)
     (task,) = method.plan(after, [1])
-    update = task.send["group_update"].values
-    assert update["0.weight"].flatten().tolist() == pytest.approx([3.0] * 4)
-    assert update["2.weight"].flatten().tolist() == [0.0] * 8
+    sent = task.send["group_gradient"].values
+    assert sent["0.weight"].flatten().tolist() == pytest.approx([-3.0] * 4)
+    assert sent["2.weight"].flatten().tolist() == [0.0] * 8
 
 
 def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
-    method = FedAPTA(ratios=(0.5,), grouping=None, drift=True, local=LocalTraining(2, 8, SGD(0.1)))
-    run = make_run(method, tmp_path, net="bn-cnn2", rounds=3, cohort=4)
-    state = play(run, Serial())
-    assert state.round == 3
-    kept = remembered(run)
-    assert {key.split("/")[1] for key in kept} == {"drift", "own_update", "had", "drift_group"}
-    for client in range(4):
-        weight = kept[f"{client}/drift/conv1.weight"]
-        alive = weight.flatten(1).abs().sum(1) > 0
-        # Two of four filters, as the ratio says.
-        assert int(alive.sum()) <= 2
-    assert sorted(state.moved) == [0]
+    for drift, kept_trees in (
+        ("feddc", {"drift", "own_gradient", "had", "drift_group"}),
+        ("server", {"drift", "drift_group"}),
+    ):
+        local = LocalTraining(2, 8, SGD(0.1))
+        method = FedAPTA(ratios=(0.5,), grouping=None, drift=drift, local=local)
+        run = make_run(method, tmp_path / drift, net="bn-cnn2", rounds=3, cohort=4)
+        state = play(run, Serial())
+        assert state.round == 3
+        kept = remembered(run)
+        assert {key.split("/")[1] for key in kept} == kept_trees
+        for client in range(4):
+            weight = kept[f"{client}/drift/conv1.weight"]
+            alive = weight.flatten(1).abs().sum(1) > 0
+            # Two of four filters, as the ratio says.
+            assert int(alive.sum()) <= 2
+        assert sorted(state.gradients) == ([0] if drift == "feddc" else [])
 
 
-def test_a_drift_under_adam_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drift", ["feddc", "server"])
+def test_zeros_outside_a_sub_model_have_no_sign(drift: str, tmp_path: Path) -> None:
+    """As after a codec: a gradient is -(c + ...), which would make -0.0 of nothing."""
+    method = FedAPTA(ratios=(0.5,), drift=drift, local=LocalTraining(1, 8, SGD(0.1)))
+    run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20, 20))
+    state = run.initial_state
+    for _ in range(2):
+        tasks = plan(run, state)
+        answers = admitted(run, Serial(), tasks)
+        for packets in [task.send for task in tasks] + [report.give for report in answers]:
+            for packet in packets.values():
+                assert packet.mask
+                for name, mask in packet.mask.items():
+                    zeros = packet.values[name][~mask]
+                    assert trees.identical({name: zeros}, {name: torch.zeros_like(zeros)})
+        state = method.fold(state, answers)
+
+
+def test_weights_in_groups_by_hand() -> None:
+    """10 and 30 examples in one group are .5 and 1.5 of their mean, 20 and 20 in another 1 and 1. A
+    device that is in no group yet begins with others at the start: 50 alone."""
+    method = FedAPTA(ratios=(0.0,), drift="feddc", correct=DriftCorrection(weighted=True))
+    state = method.init(start(5))
+    examples = {0: 10, 1: 30, 2: 20, 3: 20, 4: 50}
+    assert weights_in_groups(replace(state, examples=examples)) == pytest.approx(
+        {0: 10 / 26, 1: 30 / 26, 2: 20 / 26, 3: 20 / 26, 4: 50 / 26}
+    )
+    models = {0: FIRST, 1: FIRST}
+    state = replace(state, examples=examples, models=models, groups={0: 0, 1: 0, 2: 1, 3: 1})
+    assert weights_in_groups(state) == pytest.approx({0: 0.5, 1: 1.5, 2: 1.0, 3: 1.0, 4: 1.0})
+    # It is what a device is sent; without examples it is sent 1.
+    sent = [task.settings["weight"] for task in method.plan(state, [0, 1])]
+    assert sent == [0.5, 1.5]
+    state = replace(state, examples=examples | {0: 0})
+    assert method.plan(state, [0])[0].settings["weight"] == 1.0
+    plain = replace(method, correct=DriftCorrection())
+    assert plain.plan(state, [1])[0].settings["weight"] == 1.0
+
+
+def test_what_a_drift_costs_in_bytes(tmp_path: Path) -> None:
+    """FedDC's: a gradient down and up next to the model; on the server alone the head once more."""
+    sent = {}
+    for drift in ("none", "feddc", "server"):
+        method = FedAPTA(ratios=(0.0,), drift=drift, local=LocalTraining(1, 8, SGD(0.1)))
+        run = make_run(method, tmp_path / drift, cohort=1)
+        (task,) = plan(run, run.initial_state)
+        report, _ = perform(run, task, {})
+        assert (
+            run.gate.refuses(report, task, run.expected(task), run.setup.clients[task.to]) is None
+        )
+        sizes = []
+        for packets in (task.send, report.give):
+            sizes.append({name: trees.size(packet.values) for name, packet in packets.items()})
+        sent[drift] = sizes
+    # 12·64+64 + 64·64+64 + 64·3+3 = 5187, of which the head has 195.
+    assert sent["none"] == [{"model": 5187}, {"model": 5187}]
+    assert sent["feddc"] == [
+        {"model": 5187, "group_gradient": 5187},
+        {"model": 5187, "head": 195, "gradient": 5187},
+    ]
+    assert sent["server"] == [{"model": 5187}, {"model": 5187, "head": 195}]
+
+
+def test_feddc_under_adam_is_refused(tmp_path: Path) -> None:
     words = {"data": "digits", "clients": 2, "cohort": 2, "rounds": 1, "engine": "serial"}
     out = tmp_path / "run"
     adam = LocalTraining(1, 8, Adam(1e-3))
-    with pytest.raises(InputError, match="drift is true and the optimiser Adam; FedDC uses"):
-        fedgrove.run(FedAPTA(ratios=(0.0,), drift=True, local=adam), out=out, **words)
+    with pytest.raises(InputError, match="drift is feddc and the optimiser Adam; FedDC uses"):
+        fedgrove.run(FedAPTA(ratios=(0.0,), drift="feddc", local=adam), out=out, **words)
     assert not out.exists()
-    fedgrove.run(FedAPTA(ratios=(0.0,), local=adam), out=out, **words)
+    fedgrove.run(FedAPTA(ratios=(0.0,), drift="server", local=adam), out=out, **words)
 
 
 def test_in_a_new_group_a_drift_begins_anew(tmp_path: Path) -> None:
-    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, local=LocalTraining(1, 8, SGD(0.1)))
+    method = FedAPTA(
+        ratios=(0.0,), grouping=None, drift="feddc", local=LocalTraining(1, 8, SGD(0.1))
+    )
     run = make_run(method, tmp_path, sizes=(20,))
     (task,) = plan(run, run.method.init(run.setup))
     _, memory = perform(run, task, {})
     client = run.client(task, dict(memory))
-    carry = {**memory, "model": run.params, "group_update": memory["own_update"]}
+    carry = {**memory, "model": run.params, "group_gradient": memory["own_gradient"]}
 
     def begun(group: float) -> Any:
-        settings = {"group": torch.tensor(group), "round": torch.tensor(1.0)}
+        numbers = {"group": group, "round": 1.0, "weight": 1.0}
+        settings = {name: torch.tensor(number) for name, number in numbers.items()}
         return run.method._begin({**carry, "settings": settings}, client)
 
     assert trees.equal(begun(0.0)["drift"], memory["drift"])
     assert float(trees.sq_norm(begun(1.0)["drift"])) == 0
     assert float(trees.sq_norm(begun(1.0)["correction"])) == 0
-    # Its update is the group's: nothing to correct.
+    # Its gradient is the group's: nothing to correct.
     assert float(trees.sq_norm(begun(0.0)["correction"])) == 0
 
 
 def test_a_weight_that_was_lacking_is_not_corrected(tmp_path: Path) -> None:
     """A device that rolls on had channels 0 and 1 of four, and now has 1 and 2: only of channel 1
-    does its update say anything. The group moved by 2 everywhere, the device by 1: one step at rate
-    .5 makes (1 - 2) / .5 = -2 there, and 0 elsewhere."""
+    does it know its gradient. The group's is 3 everywhere and the device's 1: 3 - 1 = 2 there, and
+    0 elsewhere."""
     local = LocalTraining(1, 32, SGD(0.5))
-    method = FedAPTA(ratios=(0.5,), prune=RollingWindow(), grouping=None, drift=True, local=local)
+    method = FedAPTA(
+        ratios=(0.5,), prune=RollingWindow(), grouping=None, drift="feddc", local=local
+    )
     run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,))
     state = run.method.init(run.setup)
     (task,) = plan(run, state)
@@ -496,26 +611,67 @@ def test_a_weight_that_was_lacking_is_not_corrected(tmp_path: Path) -> None:
     before = task.send["model"].mask or {}
     filters = [m["conv1.weight"].flatten(1).any(1).tolist() for m in (before, mask)]
     assert filters == [[True, True, False, False], [False, True, True, False]]
-    moved = trees.map(lambda leaf: torch.full_like(leaf, 2.0), memory["own_update"])
-    own = trees.map(torch.ones_like, memory["own_update"])
+    gradient = trees.map(lambda leaf: torch.full_like(leaf, 3.0), memory["own_gradient"])
+    own = trees.map(torch.ones_like, memory["own_gradient"])
     carry = {
         **memory,
-        "own_update": trees.apply_mask(own, before),
+        "own_gradient": trees.apply_mask(own, before),
         "model": packet.values,
         "model.mask": mask,
-        "group_update": trees.apply_mask(moved, mask),
-        "settings": {"group": torch.tensor(0.0), "round": torch.tensor(1.0)},
-    }
+        "group_gradient": trees.apply_mask(gradient, mask),
+        "settings": {
+            "group": torch.tensor(0.0), "round": torch.tensor(1.0), "weight": torch.tensor(1.0)
+        },
+    }  # fmt: skip
     along = run.method._begin(carry, run.client(later, dict(memory)))["correction"]
     found = along["conv1.weight"].flatten(1)[:, 0].tolist()
-    assert found == pytest.approx([0.0, -2.0, 0.0, 0.0])
+    assert found == pytest.approx([0.0, 2.0, 0.0, 0.0])
     # The device always had this one.
-    assert along[state.head[-1]].tolist() == pytest.approx([-2.0] * 3)
+    assert along[state.head[-1]].tolist() == pytest.approx([2.0] * 3)
 
 
+def test_a_groups_gradient_is_of_those_who_have_the_weight() -> None:
+    """Device 0 (10 examples) has units 1 and 2 of four, gradient 1; device 1 (20) all, gradient 4:
+    (10 · 1 + 20 · 4) / 30 = 3 of those two, and 4 of the others."""
+    method = FedAPTA(ratios=(0.5, 0.0), grouping=None, drift="feddc")
+    state = method.init(start(2))
+    done = []
+    for task, number in zip(method.plan(state, [0, 1]), (1.0, 4.0), strict=True):
+        model = task.send["model"]
+        gradient = task.send["group_gradient"]
+        values = trees.map(lambda leaf, n=number: torch.full_like(leaf, n), gradient.values)
+        values = trees.apply_mask(values, gradient.mask or {})
+        head = {name: model.values[name] for name in state.head}
+        give = {
+            "model": model,
+            "head": replace(model, values=head, mask=None),
+            "gradient": replace(gradient, values=values),
+        }
+        done.append(Report(task.to, give, 10 * (task.to + 1)))
+    after = method.fold(state, done)
+    assert after.gradients[0]["0.weight"].flatten().tolist() == [4.0, 3.0, 3.0, 4.0]
+    # In the next round both are sent it, device 0 its part.
+    narrow, whole = method.plan(after, [0, 1])
+    assert whole.send["group_gradient"].values["0.weight"].flatten().tolist() == [
+        4.0,
+        3.0,
+        3.0,
+        4.0,
+    ]
+    assert narrow.send["group_gradient"].values["0.weight"].flatten().tolist() == [
+        0.0,
+        3.0,
+        3.0,
+        0.0,
+    ]
+
+
+@pytest.mark.parametrize("drift", ["feddc", "server"])
 @pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])
-def test_drift_on_batched_is_drift_on_serial(net: str, tmp_path: Path) -> None:
-    method = FedAPTA(ratios=(0.25, 0.5), drift=True, local=LocalTraining(2, 8, SGD(0.05)))
+def test_drift_on_batched_is_drift_on_serial(net: str, drift: str, tmp_path: Path) -> None:
+    correct = DriftCorrection(weighted=True)
+    local = LocalTraining(2, 8, SGD(0.05))
+    method = FedAPTA(ratios=(0.25, 0.5), drift=drift, correct=correct, local=local)
     results = []
     for engine in (Serial(), Batched()):
         run = make_run(method, tmp_path / engine.name, net=net, rounds=3)
@@ -532,9 +688,13 @@ def test_the_papers_preset() -> None:
     paper = methods.make("fedapta:paper")
     assert isinstance(paper, FedAPTA)
     assert paper.ratios == (0.0, 0.2, 0.4, 0.6, 0.8)
-    assert paper.drift
+    assert paper.drift == "server"
     assert paper.grouping == LITERAL
-    assert paper.local == LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), 0.998, 10.0)
+    assert paper.use == "whole"
+    sgd = SGD(0.1, weight_decay=1e-3)
+    assert paper.local == LocalTraining(5, 512, sgd, 0.998, 10.0, Augment(4, True, 16))
+    # Of no effect with the server's drift alone; what --set drift=feddc takes.
+    assert paper.correct == DriftCorrection(alpha=0.1, weighted=True)
 
 
 # ---- tasks that are learnt -----------------------------------------------------------------------

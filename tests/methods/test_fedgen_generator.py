@@ -54,18 +54,38 @@ def test_a_network_that_goes_on_behind_its_head_is_refused() -> None:
 
 def test_the_clients_term_by_hand() -> None:
     # The head is the identity: logits are the features (ln 3, 0), class 1 has a share of 1/4, and
-    # class 0 of 3/4: alpha (ln 4 + ln 4/3) / 2. Where the generator is not trained, 0.
+    # class 0 of 3/4: alpha (ln 4 + ln 4/3) / 2. Where the generator is not trained, 0. With a decay
+    # of .5, in round 3 an eighth.
     params = {**NET.params(), "2.weight": torch.eye(2), "2.bias": torch.zeros(2)}
     z = torch.tensor([[math.log(3), 0.0], [math.log(3), 0.0]])
     generated = {"z": z, "y": torch.tensor([1, 0]), "own": torch.ones(2).bool()}
     x = torch.zeros(1, 1)
     batch = Batch(x, torch.zeros(1).long(), torch.ones(1), torch.arange(1), torch.tensor(0))
     expected = 2 * (math.log(4) + math.log(4 / 3)) / 2
-    for weight, value in ((1.0, expected), (0.0, 0.0)):
-        carry = {"generated": {**generated, "weight": torch.tensor(weight)}}
+    for weight, number, value in ((1.0, 0, expected), (0.0, 0, 0.0), (1.0, 3, expected / 8)):
+        carry = {
+            "generated": {**generated, "weight": torch.tensor(weight)},
+            "settings": {"round": torch.tensor(float(number))},
+        }
         out = NET(params, x, train=True)
-        loss, _ = GeneratedFeatures(alpha=2.0)(out, params, batch, carry)
+        loss, _ = GeneratedFeatures(alpha=2.0, decay=0.5)(out, params, batch, carry)
         assert float(loss) == pytest.approx(value)
+
+
+def test_the_terms_weight_is_that_of_the_authors_code() -> None:
+    """10 at first, times .98 a round: 10 · .98 · .98 = 9.604 in round 2."""
+    params = {**NET.params(), "2.weight": torch.zeros(2, 2), "2.bias": torch.zeros(2)}
+    z = torch.zeros(1, 2)
+    generated = {
+        "z": z, "y": torch.tensor([0]), "own": torch.ones(2).bool(), "weight": torch.tensor(1.0)
+    }  # fmt: skip
+    batch = Batch(*[torch.zeros(1)] * 5)
+    out = NET(params, torch.zeros(1, 1), train=True)
+    for number, alpha in ((0, 10.0), (1, 9.8), (2, 9.604)):
+        carry = {"generated": generated, "settings": {"round": torch.tensor(float(number))}}
+        loss, _ = GeneratedFeatures()(out, params, batch, carry)
+        # Of two classes alike the loss is ln 2.
+        assert float(loss) == pytest.approx(alpha * math.log(2))
 
 
 def test_the_server_teaches_it_what_the_head_knows() -> None:
@@ -95,6 +115,7 @@ def test_the_server_teaches_it_what_the_head_knows() -> None:
     ("make", "sentence"),
     [
         (lambda: GeneratedFeatures(alpha=-1), "alpha is -1; it must be 0 or more."),
+        (lambda: GeneratedFeatures(decay=1.5), r"decay is 1.5; it must be in \(0, 1\]."),
         (lambda: GeneratorTraining(steps=-1), "steps is -1; it must be 0 or more."),
         (lambda: GeneratorTraining(batch=1), "batch is 1; it must be 2 or more."),
         (lambda: GeneratorTraining(diversity=-1), "diversity is -1; it must be 0 or more."),

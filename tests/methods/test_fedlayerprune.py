@@ -11,9 +11,10 @@ import torch
 from tests.conftest import make_run, play, tensors
 from tests.contract import Contract
 from tests.methods.exchanges import exchanges
+from tests.methods.fedlayerprune.test_hybrid import TwoConvolutions
 
 from fedgrove import methods, trees
-from fedgrove.channels.find_groups import find_kept_channels
+from fedgrove.channels.find_groups import find_groups, find_kept_channels
 from fedgrove.core import ClientInfo, Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
@@ -30,6 +31,7 @@ from fedgrove.methods.fedlayerprune.rates import (
     Piecewise,
     capped,
 )
+from fedgrove.nets import Net
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.score import Magnitude
 
@@ -340,6 +342,36 @@ def test_figures_of_its_own(tmp_path: Path) -> None:
     assert 0 < figures["mask_stability"] <= 1
     for name in run.net.layout.prunable:
         assert figures[f"density:{name}"] == pytest.approx(float(final.mask[name].double().mean()))
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hybrid", "weights"), [(Hybrid(), 8), (LiteralHybrid(), 3)])
+def test_the_papers_bytes_by_hand(hybrid: Hybrid | LiteralHybrid, weights: int) -> None:
+    """Convolutions 1 -> 4 and 4 -> 2 of single weights and a head 2 -> 2: 4 + 8 + 4 weights, 8
+    biases. At rates .5 our rule keeps 8 weights, the literal one 1 of each layer (by hand in
+    test_hybrid.py). Two clients and three rounds, both ways: 12 (4 (weights + 8) + 24 / 8).
+    """
+    net = Net(TwoConvolutions(), (1, 2, 2))
+    method = FedLayerPrune(p_base=0.5, rates=Alike(), schedule=Piecewise(rise=0), hybrid=hybrid)
+    assert method.paper_bytes(net, clients=5, cohort=2, rounds=3) == 12 * (4 * (weights + 8) + 3)
+
+
+def test_a_density_is_that_of_the_literal_rule_too(tmp_path: Path) -> None:
+    """So p_base is lower than for our rule, which keeps what the rates say."""
+    kept = {}
+    for hybrid in (Hybrid(), LiteralHybrid()):
+        run = tiny(tmp_path, density=0.5, hybrid=hybrid, rates=Alike(), schedule=Piecewise(rise=0))
+        state = run.initial_state
+        rates = dict.fromkeys(run.net.layout.prunable, state.p_base)
+        share = hybrid.kept_share(rates, find_groups(run.net), run.net.layout)
+        kept[type(hybrid)] = (state.p_base, share)
+    assert kept[Hybrid] == pytest.approx((0.5, 0.5))
+    base, share = kept[LiteralHybrid]
+    assert base < 0.4
+    # Channels are whole: a net this small reaches the density only nearly.
+    assert share == pytest.approx(0.5, abs=0.05)
 
 
 # ---- presets and refusals ------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedgrove.core import Batch
 from fedgrove.errors import InputError
 from fedgrove.methods import FedLC
-from fedgrove.methods.fedlc import LabelCounts, LogitCalibration, margins
+from fedgrove.methods.fedlc import LogitCalibration, margins
 from fedgrove.nets import Net, Output
+from fedgrove.parts.label_counts import LabelCounts
 from fedgrove.parts.objective import ProblemLoss
 from fedgrove.problems import CLASSES, MixedProblem, TaskProblem, class_targets, numbers
 from fedgrove.trees import Tree
@@ -35,25 +36,6 @@ def batch(y: Tensor, weight: list[float]) -> Batch:
     n = len(y)
     x = torch.zeros(n, 1, dtype=F64)
     return Batch(x, y, torch.tensor(weight, dtype=F64), torch.arange(n), torch.tensor(0))
-
-
-def test_counts_by_hand() -> None:
-    found = LabelCounts()(NET, NET.params(), batch(torch.tensor([2, 0, 2, 1]), [1, 1, 1, 0]), {})
-    assert found["counts"].tolist() == [1, 0, 2]
-    assert found["is_class"].tolist() == [1, 1, 1]
-
-
-def test_labels_of_another_task_are_not_counted() -> None:
-    net = Net(nn.Linear(1, 3).double(), (1,), MIXED)
-    y = torch.tensor([[1.0], [1.0]])
-    counts = []
-    for task in (0, 1):
-        own = {"client": {"task": torch.tensor(task)}}
-        counts.append(LabelCounts()(net, net.params(), batch(y, [1, 1]), own))
-    assert counts[0]["counts"].tolist() == [0, 2, 0]
-    assert counts[0]["is_class"].tolist() == [1, 1, 0]
-    assert counts[1]["counts"].tolist() == [0, 0, 0]
-    assert counts[1]["is_class"].tolist() == [0, 0, 0]
 
 
 def calibrated(logits: list[list[float]], y: list[int], labels: Tree, tau: float) -> float:

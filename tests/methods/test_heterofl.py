@@ -19,7 +19,7 @@ from fedgrove.core import ClientInfo, Report, Setup
 from fedgrove.data.devices import TIERS
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods import FedAvg, HeteroFL
+from fedgrove.methods import CaldasDropout, FedAvg, FedDrop, FedRolex, HeteroFL
 from fedgrove.nets import Net
 from fedgrove.parts.device_widths import client_shares
 from fedgrove.parts.local import Adam, LocalTraining
@@ -29,7 +29,9 @@ from fedgrove.runs.rounds import plan, plan_scoring
 CONTRACT = Contract(
     small={"widths": (0.75, 0.5)},
     # These devices hold all of it.
-    off=HeteroFL(),
+    off=HeteroFL(scale=False, masked=False, static=False),
+    one_group=HeteroFL(masked=False),
+    refused_with_privacy="mask of 'head'",
     sends_masks=True,
     has_a_place_for_each_client=True,
     # Three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; half: 416, 1056, 99: 1571. In turn.
@@ -48,7 +50,7 @@ START = Setup(
 
 def test_a_fold_by_hand() -> None:
     """Half the units are shared: (10·1 + 30·5) / 40 = 4; the others are the wide client's alone, statistics too."""
-    method = HeteroFL(widths=(0.5, 1.0))
+    method = HeteroFL(widths=(0.5, 1.0), static=False)
     state = method.init(START)
     packets = {k: method.deliver(state, k)["model"] for k in (0, 1)}
     assert (packets[0].mask or {})["0.weight"].flatten().tolist() == [True, True, False, False]
@@ -82,7 +84,7 @@ def test_a_fold_by_hand() -> None:
 def test_a_fold_by_the_median_by_hand() -> None:
     """Client k sends k everywhere, 4 is a liar: units 0 and 1 are of 0..3 and his, med = 2; units 2
     and 3 of the wide 1 and 3 alone, (1 + 3)/2 = 2."""
-    method = HeteroFL(widths=(0.5, 1.0), mean=Median())
+    method = HeteroFL(widths=(0.5, 1.0), static=False, mean=Median())
     start = replace(START, clients={k: ClientInfo(10 + k) for k in range(5)})
     state = method.init(start)
     done = []
@@ -133,3 +135,37 @@ def test_devices_decide_how_wide() -> None:
 def test_refusals() -> None:
     with pytest.raises(InputError, match=r"^widths is \(1.5,\); it must be shares in \(0, 1\]"):
         HeteroFL(widths=(1.5,))
+
+
+OFF = {"scale": False, "masked": False, "static": False}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        HeteroFL(widths=(1.0,), **OFF),
+        FedRolex(widths=(1.0,), **OFF),
+        FedDrop(widths=(1.0,), **OFF),
+        CaldasDropout(share=1.0, **OFF),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_turned_off_they_are_fedavg_with_batch_norm_too(method: HeteroFL, tmp_path: Path) -> None:
+    states = []
+    for each in (FedAvg(), method):
+        folder = tmp_path / type(each).__name__
+        run = make_run(each, folder, net="bn-cnn2", dtype=torch.float32)
+        states.append(play(run, Serial()).model)
+    assert trees.identical(*states)
+
+
+def test_static_norms_alone_change_the_statistics_alone(tmp_path: Path) -> None:
+    """In training they are of no effect."""
+    models = []
+    for static in (False, True):
+        method = HeteroFL(widths=(1.0,), masked=False, static=static)
+        run = make_run(method, tmp_path / str(static), net="bn-cnn2", dtype=torch.float32)
+        models.append(play(run, Serial()).model)
+    names = run.net.layout.params
+    assert trees.identical(*(trees.pick(model, names) for model in models))
+    assert not trees.equal(*models)

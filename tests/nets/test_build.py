@@ -65,6 +65,21 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, param
     assert count(name, shape, classes) == params
 
 
+def test_a_large_stem() -> None:
+    """7 · 7 in place of 3 · 3 of 3 · 64 weights are 7680 more in ResNet-18, as in torchvision's;
+    ShuffleNetV2's first conv only has another stride. An image of 32 × 32 is 8 × 8 behind either."""
+    assert count("resnet18", (3, 32, 32), 10, stem="large") == 11_181_642
+    assert count("shufflenetv2", (3, 32, 32), 10, stem="large") == 1_263_854
+    for name, first in (("resnet18", "layer1"), ("shufflenetv2", "stage2")):
+        for stem, side in (("small", 32), ("large", 8)):
+            built = nets.build(name, (3, 32, 32), 10, seed=0, width=4, stem=stem)
+            seen: list[torch.Tensor] = []
+            hook = lambda _, args, seen=seen: seen.append(args[0])  # noqa: E731
+            built.get_submodule(first).register_forward_pre_hook(hook)
+            built(torch.zeros(2, 3, 32, 32))
+            assert seen[0].shape[2:] == (side, side)
+
+
 def test_options() -> None:
     assert count("mlp", (8,), 3, hidden=5) == 8 * 5 + 5 + 5 * 5 + 5 + 5 * 3 + 3
     group = nets.build("resnet18", (3, 8, 8), 2, seed=0, norm="group", width=4)
@@ -169,6 +184,8 @@ def test_a_shape_that_does_not_fit() -> None:
         ("mlp", {"hiden": 3}, "did you mean 'hidden'"),
         ("resnet18", {"norm": "layer"}, "batch, group, none"),
         ("shufflenetv2", {"width": 6}, "a multiple of 4"),
+        ("resnet18", {"stem": "tiny"}, "stem is 'tiny'; it must be one of small, large"),
+        ("shufflenetv2:stem=7", {}, "stem is '7'; it must be one of small, large"),
         ("mlp:hiden=3", {}, "did you mean 'hidden'"),
         (
             "mlp:hidden=many",

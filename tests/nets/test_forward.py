@@ -119,12 +119,21 @@ def norm(x: Tensor, tree: dict[str, Tensor], name: str) -> Tensor:
     return F.batch_norm(x, None, None, tree[f"{name}.weight"], tree[f"{name}.bias"], training=True)
 
 
-def test_resnet18_as_described() -> None:
+STEMS = pytest.mark.parametrize(("stem", "side"), [("small", 16), ("large", 64)])
+"""A large stem leaves a quarter of each side: 16 of 64."""
+
+
+@STEMS
+def test_resnet18_as_described(stem: str, side: int) -> None:
     """Eight blocks, the first of groups 2 to 4 with stride 2 and a projection; ReLU after sums."""
-    built = nets.build("resnet18", (3, 16, 16), 3, seed=0, width=4).double()
+    built = nets.build("resnet18", (3, side, side), 3, seed=0, width=4, stem=stem).double()
     t = named_tensors(built)
-    x = values(4, 3, 16, 16)
-    y = F.relu(norm(F.conv2d(x, t["conv1.weight"], padding=1), t, "norm1"))
+    x = values(4, 3, side, side)
+    if stem == "large":
+        y = F.conv2d(x, t["conv1.weight"], stride=2, padding=3)
+        y = F.max_pool2d(F.relu(norm(y, t, "norm1")), 3, stride=2, padding=1)
+    else:
+        y = F.relu(norm(F.conv2d(x, t["conv1.weight"], padding=1), t, "norm1"))
     for group in (1, 2, 3, 4):
         for i in (0, 1):
             block = f"layer{group}.{i}"
@@ -142,18 +151,23 @@ def test_resnet18_as_described() -> None:
     torch.testing.assert_close(built(x), logits, rtol=0, atol=1e-12)
 
 
-def test_shufflenetv2_as_described() -> None:
+@STEMS
+def test_shufflenetv2_as_described(stem: str, side: int) -> None:
     """Three stages; the first unit of each halves the image in both branches, the others pass half
     of the channels by. Behind a unit channel 2i is the i-th of the branch that passes by, and
     channel 2i + 1 the i-th of the other."""
-    built = nets.build("shufflenetv2", (3, 16, 16), 3, seed=0, width=8).double()
+    built = nets.build("shufflenetv2", (3, side, side), 3, seed=0, width=8, stem=stem).double()
     t = named_tensors(built)
 
     def conv(x: Tensor, name: str, **options: int) -> Tensor:
         return F.conv2d(x, t[f"{name}.weight"], **options)
 
-    x = values(4, 3, 16, 16)
-    y = F.relu(norm(conv(x, "conv1", padding=1), t, "norm1"))
+    x = values(4, 3, side, side)
+    if stem == "large":
+        y = F.relu(norm(conv(x, "conv1", stride=2, padding=1), t, "norm1"))
+        y = F.max_pool2d(y, 3, stride=2, padding=1)
+    else:
+        y = F.relu(norm(conv(x, "conv1", padding=1), t, "norm1"))
     for stage, units in ((2, 4), (3, 8), (4, 4)):
         for i in range(units):
             unit = f"stage{stage}.{i}"

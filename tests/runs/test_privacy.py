@@ -80,7 +80,7 @@ def test_every_method_runs_or_is_refused_before_it_begins(name: str, tmp_path: P
 
 def marked(name: str):
     """A few methods of each kind in every test run, all others in the slow ones."""
-    quick = ("fedavg", "fedem", "heterofl", "lg-fedavg", "local", "stc")
+    quick = ("fedavg", "feddrop", "fedem", "lg-fedavg", "local", "stc")
     return pytest.param(name, marks=() if name in quick else pytest.mark.slow)
 
 
@@ -278,7 +278,7 @@ def test_noise_has_the_deviation_it_should(secret: bool, tmp_path: Path) -> None
     assert abs(float(torch.corrcoef(torch.stack([drawn[0], drawn[1]]))[0, 1])) < 0.03
 
 
-@pytest.mark.parametrize("name", ["fedavg", "heterofl", "stc"])
+@pytest.mark.parametrize("name", ["fedavg", "feddrop", "stc"])
 def test_an_infinite_clip_without_noise_changes_no_bit(name: str, tmp_path: Path) -> None:
     plain = play(make_run(small(name), tmp_path / "plain"), Serial())
     for clip in (math.inf, 1e9):
@@ -286,7 +286,9 @@ def test_an_infinite_clip_without_noise_changes_no_bit(name: str, tmp_path: Path
         assert trees.identical(tensors(play(private, Serial())), tensors(plain))
 
 
-@pytest.mark.parametrize("method", [FedAvg(), HeteroFL(widths=(0.75, 0.5)), small("ditto")])
+@pytest.mark.parametrize(
+    "method", [FedAvg(), HeteroFL(widths=(0.75, 0.5), masked=False), small("ditto")]
+)
 def test_engines_agree(method, tmp_path: Path) -> None:
     """Serial, pool and wired to the bit, batched to 1e-9: noise is the client's own."""
 

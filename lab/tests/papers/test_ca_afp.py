@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedgrove import methods
 from fedgrove.config.experiment import Experiment
 from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Defaults, Examples, Federation, scenario
 from fedgrove.methods import CAAFP, FedCHAR, name_of
 from fedgrove.nets import Net, build
+from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Study, StudyOptions, StudyRow
 from fedgrove_lab.papers.definition import load_definition
@@ -214,6 +216,36 @@ def test_table_3_is_the_best_score_of_table_4_but_for_one() -> None:
         "drift-0,0,1",
         "noisy-0.25,0.25,0.5",
     ]
+
+
+# ---- study 5 -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", ["motion", "uci-har"])
+def test_study_5_changes_one_thing_at_a_time(data: str) -> None:
+    """The pull, the training of the probe, the inputs, and the last two together."""
+    study = table(5, data)
+    found = rows(study)
+    usual = found["lambda-0.01"].experiment
+    method = ca_afp(found["lambda-0.01"])
+    assert (method.phases, method.pull.mu, method.probe) == ((0, 0, 50), 0.01, None)
+    assert replace(method, local=None) == replace(
+        methods.make("ca-afp:paper"), phases=(0, 0, 50), clusters=3
+    )
+    for mu in (0.0, 0.001, 0.1):
+        pulled = replace(method, pull=replace(method.pull, mu=mu))
+        assert found[f"lambda-{mu:g}"].experiment == replace(usual, method=pulled)
+    by_sgd = replace(method, probe=LocalTraining(1, 32, SGD(0.01)))
+    assert found["probe-sgd"].experiment == replace(usual, method=by_sgd)
+    assert found["unscaled"].experiment == replace(usual, standardise=False)
+    both = replace(usual, method=by_sgd, standardise=False)
+    assert found["probe-sgd-unscaled"].experiment == both
+    scaled = found["fedavg"].experiment
+    assert found["fedavg-unscaled"].experiment == replace(scaled, standardise=False)
+    assert "local" in found
+    assert len(found) == 10
+    assert (study.seeds, study.counted) == (10, ("group_largest", "purity"))
+    assert not any(row.reported for row in study.rows)
 
 
 # ---- Figures -------------------------------------------------------------------------------------

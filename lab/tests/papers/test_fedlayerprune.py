@@ -29,7 +29,10 @@ from fedgrove_lab.papers.measures import REACHED, digits_of
 PAPER = papers.find("fedlayerprune")
 REPORTED = load_definition("fedlayerprune").reported
 ALL = ("cifar10", "mnist", "fashion-mnist")
-ABLATIONS = ["without-layers", "without-dynamic", "without-heterogeneity", "without-all"]
+ABLATIONS = [
+    "without-layers", "without-dynamic", "without-vote", "without-heterogeneity", "without-parts", "without-all",
+    "without-dividing",
+]  # fmt: skip
 PARTS = {f"table{n}": part for n, part in PAPER.tables.items()}
 PARTS |= {f"figure{n}": part for n, part in PAPER.figures.items()}
 METHODS = [
@@ -75,7 +78,7 @@ def test_table_4_is_run_as_section_4_1_says(on: str, net: str, rounds: int) -> N
             10,
         )
         alpha = name.rpartition("-a")[2]
-        assert (asked.partition, row.panel) == (f"dirichlet:{alpha}", f"Dirichlet {alpha}")
+        assert (asked.partition, row.panel) == (f"dirichlet-clients:{alpha}", f"Dirichlet {alpha}")
         assert (asked.finetune, asked.evaluate, asked.validation) == ((0,), 1, 0)
         local = asked.method.local
         assert local is not None
@@ -116,15 +119,68 @@ def test_the_ablation_takes_away_one_part_and_keeps_the_density() -> None:
     assert found["fedlayerprune"] == whole
     assert found["without-layers"] == replace(whole, rates=Alike())
     assert found["without-dynamic"] == replace(whole, schedule=Piecewise(rise=0))
-    assert found["without-heterogeneity"] == replace(whole, vote=Vote(0.0), renormalise=False)
-    assert found["without-all"] == replace(
-        whole, rates=Alike(), schedule=Piecewise(rise=0), vote=Vote(0.0), renormalise=False
-    )
+    # The vote is the paper's, dividing ours: each alone, and both.
+    assert found["without-vote"] == replace(whole, vote=Vote(0.0))
+    assert found["without-dividing"] == replace(whole, renormalise=False)
+    assert found["without-heterogeneity"] == replace(found["without-vote"], renormalise=False)
+    parts = replace(whole, rates=Alike(), schedule=Piecewise(rise=0), vote=Vote(0.0))
+    assert found["without-parts"] == parts
+    assert found["without-all"] == replace(parts, renormalise=False)
     for name in ("fedlayerprune", *ABLATIONS):
         method = found[name]
         assert isinstance(method, FedLayerPrune)
         assert (method.density, method.p_base) == (0.4, None)
     assert "keep the same share" in study("table5").about
+
+
+@pytest.mark.parametrize("on", ALL)
+def test_both_readings_are_in_table_4_of_every_data_set(on: str) -> None:
+    """So that one command for each data set runs them."""
+    found = rows("table4", on)
+    for alpha in ("0.1", "0.5", "1"):
+        reported = {name: found[f"{name}-a{alpha}"].reported for name in METHODS}
+        assert reported["fedlayerprune-literal"] == reported["fedlayerprune"] != {}
+        for density in ("50", "70"):
+            static = f"fixedprune-{density}-static"
+            assert reported[static] == reported[f"fixedprune-{density}"] != {}
+
+
+def test_study_9_changes_one_thing_at_a_time() -> None:
+    found = rows("table9", "fashion-mnist")
+    alphas = ("0.1", "0.5", "1")
+    assert len(found) == 12 * len(alphas)
+    fourth = rows("table4", "fashion-mnist")
+    for alpha in alphas:
+        own = {}
+        for name, row in found.items():
+            method_name, _, of = name.rpartition("-a")
+            if of == alpha:
+                own[method_name] = row
+                assert row.panel == f"Dirichlet {alpha}"
+        for name, row in own.items():
+            if f"{name}-a{alpha}" in fourth:
+                assert row.experiment == fourth[f"{name}-a{alpha}"].experiment
+        feddst = own["feddst"].experiment.method
+        assert isinstance(feddst, FedDST)
+        assert feddst.churn == 0.05
+        for percent in (20, 50):
+            row = own[f"feddst-churn{percent}"]
+            assert row.experiment.method == replace(feddst, churn=percent / 100)
+            assert row.reported == own["feddst"].reported
+        whole = own["fedlayerprune"].experiment.method
+        assert isinstance(whole, FedLayerPrune)
+        assert own["without-vote"].experiment.method == replace(whole, vote=Vote(0.0))
+        assert own["without-dividing"].experiment.method == replace(whole, renormalise=False)
+        assert not own["without-dividing"].reported
+        assert {"fedavg", "fedlayerprune-literal", "fixedprune-50-static"} <= set(own)
+        assert {"fixedprune-70-static", "fedprune", "local"} <= set(own)
+
+
+@pytest.mark.parametrize(
+    ("on", "goal"), [("cifar10", 0.85), ("mnist", 0.95), ("fashion-mnist", 0.85)]
+)
+def test_rounds_are_counted_to_a_goal_that_takes_some(on: str, goal: float) -> None:
+    assert f"{REACHED}{goal}" in study("table8", on).counted
 
 
 def test_table_8_has_fifty_clients() -> None:
@@ -147,7 +203,7 @@ def test_table_6_varies_the_threshold_only() -> None:
 def test_rows_of_different_parts_are_the_same_runs() -> None:
     """So that they need not be trained twice: a run folder may be copied."""
     fourth = rows("table4")
-    for part in ("table3", "table5", "table7", "figure2", "figure3", "figure4"):
+    for part in ("table3", "table5", "table7", "table9", "figure2", "figure3", "figure4"):
         shared = [row for row in study(part).rows if row.name in fourth]
         assert shared
         for row in shared:
@@ -369,7 +425,10 @@ def test_a_quick_curve_and_what_is_pruned_of_each_layer(tmp_path: Path) -> None:
 
 def test_parts_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, sentence in (
-        ("--table 2", "--table is 2; it must be one of 3, 4, 5, 6, 7, 8, those of fedlayerprune"),
+        (
+            "--table 2",
+            "--table is 2; it must be one of 3, 4, 5, 6, 7, 8, 9, those of fedlayerprune",
+        ),
         ("--figure 1", "--figure is 1; it must be one of 2, 3, 4, those of fedlayerprune"),
         ("--table 4 --rows nope", "--rows is 'nope', which is not a row of FedLayerPrune, Table 4"),
         ("--table 4 --data nope", "there is no data set 'nope'"),

@@ -146,6 +146,8 @@ def test_what_table_3_has_beside_the_papers_rows(data: str, k: int, last: float)
         assert alone.panel == usual.panel
         recovering = replace(alone.experiment.method, recover=True)
         assert replace(alone.experiment, method=recovering) == usual.experiment
+        # The paper does not say which Hermes it compares with.
+        assert alone.reported == usual.reported
         for name in ("hermes", f"safl-k{k}"):
             other = found[f"not-grouped-{name}-{rate}"]
             assert other.experiment.partition == partition.removesuffix(":grouped")
@@ -162,6 +164,41 @@ def test_what_table_3_has_beside_the_papers_rows(data: str, k: int, last: float)
         assert [name for name in runs if "all" in name] == [f"{name}-s0" for name in whole]
         # Rates: 5 x 2 rows; recovery 2; not grouped 4; three seeds each, and the two of one.
         assert len(runs) == 3 * 16 + 2
+
+
+@pytest.mark.parametrize(
+    ("data", "k", "long", "last"), [("cifar10", 5, 1000, 0.7), ("mnist", 2, 2000, 0.65)]
+)
+def test_study_4_changes_one_thing_at_a_time(data: str, k: int, long: int, last: float) -> None:
+    """FedBN's and local training's rounds and images; of the pruned rows recovery, and clusters."""
+    study = table(4, data)
+    found = rows(study)
+    one = rows(table({"cifar10": 1, "mnist": 2}[data], data))
+    for name in ("local", "fedbn"):
+        usual = found[name].experiment
+        assert usual == one[name].experiment
+        longer = found[f"{name}-{long}"]
+        assert longer.experiment == replace(usual, rounds=long)
+        assert (longer.seeds, longer.reported) == (1, one[name].reported)
+        if data == "cifar10":
+            whole = replace(usual, partition="shards:2:grouped")
+            assert found[f"all-images-{name}"].experiment == whole
+            both = found[f"all-images-{name}-{long}"]
+            assert both.experiment == replace(whole, rounds=long)
+            assert both.label == f"{name}, {long} rounds, all images"
+    three = rows(table(3, data))
+    for rate in (0.3, last):
+        for name in (f"hermes-{rate}", f"hermes-without-recovery-{rate}", f"safl-k{k}-{rate}"):
+            assert found[name].experiment == three[name].experiment
+            assert found[name].reported == three[name].reported
+        alone = found[f"safl-k1-{rate}"]
+        method = three[f"safl-k{k}-{rate}"].experiment.method
+        assert isinstance(method, SAFL)
+        one_cluster = replace(method, clusters=1)
+        usual = three[f"safl-k{k}-{rate}"].experiment
+        assert alone.experiment == replace(usual, method=one_cluster)
+        assert (alone.label, alone.reported) == ("safl, K = 1", {})
+    assert len(found) == {"cifar10": 16, "mnist": 12}[data]
 
 
 def test_rows_of_different_tables_are_the_same_runs() -> None:

@@ -55,13 +55,13 @@ class ListOptions(Options):
 
     kind: str = field(
         metadata=argument(
-            "What to list.", "methods|data|nets|parts|engines|faults", complete="kinds"
+            "What to list.", "methods|data|partitions|nets|parts|engines|faults", complete="kinds"
         )
     )
 
 
 def list_(options: ListOptions) -> None:
-    """List the methods, data sets, nets, parts, engines or faults."""
+    """List the methods, data sets, partitions, nets, parts, engines or faults."""
     from ..report.terminal import print_pairs
 
     lists = read_index().lists
@@ -108,6 +108,7 @@ def _find_settings(options: ShowOptions) -> tuple[str, Rows]:
 def make_index() -> Index:
     """Make the index of ``fedgrove list`` from all methods, data sets, nets and parts."""
     from .. import methods
+    from ..data.partition import PARTITIONS
     from ..data.sets import SETS
     from ..parts.local import LocalTraining
     from ..runs.faults import FAULT_KINDS
@@ -116,6 +117,7 @@ def make_index() -> Index:
     lists = {
         "methods": _methods(),
         "data": _data(),
+        "partitions": list(PARTITIONS.items()),
         "nets": _nets(),
         "parts": _parts(),
         "engines": _engines(),

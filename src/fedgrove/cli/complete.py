@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,6 +29,15 @@ nets = _list_of("nets")
 """Complete built-in networks on the command line."""
 engines = _list_of("engines")
 """Complete engines on the command line."""
+
+
+def partitions(incomplete: str) -> Completions:
+    """Complete partitions on the command line, up to the number that is to be chosen."""
+    rows: dict[str, str] = {}
+    for name, text in read_index().lists["partitions"]:
+        # As far as what is typed literally: numbers stand there as capital letters.
+        rows.setdefault(re.split("[A-Z]", name)[0], text)
+    return _starting_with(rows.items(), incomplete)
 
 
 def kinds(incomplete: str) -> Completions:

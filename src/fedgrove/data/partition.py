@@ -11,20 +11,25 @@ from ..errors import InputError, check, unknown
 from ..renamed import find_old_names
 from .dataset import Array, Ints
 
-PARTITIONS = (
-    "natural",
-    "iid",
-    "iid:N",
-    "dirichlet:ALPHA",
-    "dirichlet:ALPHA:N",
-    "classes:K",
-    "classes:K:N",
-    "classes:K:grouped",
-    "shards",
-    "shards:K",
-    "shards:K:N",
-    "shards:K:grouped",
-)
+PARTITIONS = {
+    "natural": "a client per user of the data",
+    "iid": "all examples, in equal shares",
+    "iid:N": "N examples of each class, in equal shares",
+    "dirichlet:ALPHA": "each class draws its shares over the clients",
+    "dirichlet:ALPHA:N": "dirichlet with N examples of each class",
+    "dirichlet-clients:ALPHA": "each client draws its shares of the classes",
+    "dirichlet-clients:ALPHA:N": "dirichlet-clients with N examples of each class",
+    "classes:K": "K classes per client, in equal shares",
+    "classes:K:N": "classes with at most N examples of a class per client",
+    "classes:K:grouped": "classes, with sets of clients that share all K",
+    "shards": "two classes per client, in unequal shares",
+    "shards:K": "K classes per client, in unequal shares",
+    "shards:K:N": "shards with N examples of each class",
+    "shards:K:grouped": "shards, with sets of clients that share all K",
+}
+"""Each as the command line writes it, and what it does."""
+DIRICHLET = ("dirichlet", "dirichlet-clients")
+"""Either each class draws its shares over the clients, or each client its shares of the classes."""
 GROUPED = ":grouped"
 """Ends a partition in which the clients of one set have the same classes."""
 MAX_DRAWS = 500
@@ -36,8 +41,8 @@ class Partition:
     """A parsed partition.
 
     Args:
-        kind: natural, iid, dirichlet, classes or shards.
-        alpha: The parameter of dirichlet.
+        kind: natural, iid, dirichlet, dirichlet-clients, classes or shards.
+        alpha: The parameter of dirichlet and dirichlet-clients.
         k: Classes per client, for classes and shards.
         cap: With classes, the most examples of each class that a client has; with the others, the
             most examples of each class that are assigned at all. 0 is no limit.
@@ -70,9 +75,9 @@ def parse(text: str) -> Partition:
                 partition = Partition(kind)
             case "iid", [cap]:
                 partition = Partition(kind, cap=int(cap))
-            case "dirichlet", [alpha]:
+            case (("dirichlet" | "dirichlet-clients"), [alpha]):
                 partition = Partition(kind, alpha=float(alpha))
-            case "dirichlet", [alpha, cap]:
+            case (("dirichlet" | "dirichlet-clients"), [alpha, cap]):
                 partition = Partition(kind, alpha=float(alpha), cap=int(cap))
             case "shards", []:
                 partition = Partition(kind, k=2)
@@ -86,12 +91,12 @@ def parse(text: str) -> Partition:
 
     if kind == "iid":
         check(partition.cap > 0 or not values, "partition", text, "iid:N with N above 0")
-    elif kind == "dirichlet":
+    elif kind in DIRICHLET:
         # Refuses NaN as well, for which every comparison is false.
         alpha_is_valid = 0 < partition.alpha < float("inf")
-        check(alpha_is_valid, "partition", text, "dirichlet:ALPHA with ALPHA above 0")
+        check(alpha_is_valid, "partition", text, f"{kind}:ALPHA with ALPHA above 0")
         cap_is_valid = partition.cap > 0 or len(values) < 2
-        check(cap_is_valid, "partition", text, "dirichlet:ALPHA:N with N above 0")
+        check(cap_is_valid, "partition", text, f"{kind}:ALPHA:N with N above 0")
     elif by_class:
         # A cap of 0 means no limit only where none was written.
         cap_is_valid = partition.cap > 0 or len(values) < 2
@@ -121,8 +126,13 @@ def assign_units(
     Raises:
         InputError: No draw gives every client enough examples.
     """
-    draw = {"iid": _draw_iid, "dirichlet": _draw_dirichlet}.get(partition.kind, _draw_by_class)
-    if partition.kind in ("iid", "dirichlet") and partition.cap:
+    draws = {
+        "iid": _draw_iid,
+        "dirichlet": _draw_dirichlet_classes,
+        "dirichlet-clients": _draw_dirichlet_clients,
+    }
+    draw = draws.get(partition.kind, _draw_by_class)
+    if partition.kind in draws and partition.cap:
         some = _draw_from_each_class(y, size, partition.cap, rng)
         assigned = assign_units(replace(partition, cap=0), y[some], size[some], clients, rng)
         return [some[units] for units in assigned]
@@ -137,7 +147,7 @@ def assign_units(
         if owned.min() >= min(least, reachable):
             return [np.flatnonzero(owner == client) for client in range(clients)]
     advice = "use fewer clients"
-    if partition.kind == "dirichlet":
+    if partition.kind in DIRICHLET:
         advice += ", or a larger ALPHA"
     raise InputError(
         f"partition {_describe(partition)} leaves one of {clients} clients with fewer than "
@@ -156,8 +166,8 @@ def _draw_from_each_class(y: Ints, size: Ints, cap: int, rng: np.random.Generato
 
 def _describe(partition: Partition) -> str:
     """Write a partition as the command line does."""
-    if partition.kind == "dirichlet":
-        return f"dirichlet:{partition.alpha:g}"
+    if partition.kind in DIRICHLET:
+        return f"{partition.kind}:{partition.alpha:g}"
     if partition.k:
         ending = GROUPED if partition.grouped else ""
         return f"{partition.kind}:{partition.k}{ending}"
@@ -174,7 +184,7 @@ def _draw_iid(
     return _draw_shares(np.arange(len(y)), size, np.full(clients, 1 / clients), rng)
 
 
-def _draw_dirichlet(
+def _draw_dirichlet_classes(
     partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
 ) -> Ints:
     """Assign shares of every class ~ Dirichlet(alpha, ..., alpha) over the clients."""
@@ -184,6 +194,37 @@ def _draw_dirichlet(
         shares = rng.dirichlet(np.full(clients, partition.alpha))
         owner[units] = _draw_shares(units, size, shares, rng)
     return owner
+
+
+def _draw_dirichlet_clients(
+    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
+) -> Ints:
+    """Divide every class in proportion to the share of it that each client has drawn for itself."""
+    labels = np.unique(y)
+    wanted = rng.dirichlet(np.full(len(labels), partition.alpha), size=clients)
+    shares = share_classes(wanted)
+    owner = np.full(len(y), -1)
+    for i, label in enumerate(labels):
+        units = np.flatnonzero(y == label)
+        owner[units] = _draw_shares(units, size, shares[:, i], rng)
+    return owner
+
+
+def share_classes(wanted: Array) -> Array:
+    r"""Return the share of every class that each client gets (clients, classes).
+
+    :math:`s_{kc} = p_{kc} / \sum_j p_{jc}`, where :math:`p_k`, the shares of the classes that
+    client k wants of its own data, are drawn from Dirichlet(alpha) -> ``wanted``.
+
+    >>> share_classes(np.array([[0.9, 0.1], [0.3, 0.7]])).round(3).tolist()
+    [[0.75, 0.125], [0.25, 0.875]]
+    """
+    in_all = wanted.sum(axis=0)
+    # With a tiny alpha shares round to 0. A class that nobody wants is divided evenly.
+    nobody_wants = in_all == 0
+    wanted = np.where(nobody_wants, 1.0, wanted)
+    shares: Array = wanted / wanted.sum(axis=0)
+    return shares
 
 
 def _draw_by_class(

@@ -23,16 +23,16 @@ clients that have it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from ..channels.groups import ChannelGroup, Channels
 from ..channels.selection import select_random
-from ..channels.submodel import extract_submodel, groups_from_plain
-from ..core import Packet, Setup, Task
+from ..core import Setup
 from ..errors import check
 from ..nets import Net
-from ..parts.device_widths import find_plain_groups, submodel_bytes
-from ..parts.one_model import deliver_model
+from ..parts.device_widths import submodel_bytes
 from ..seeds import torch_rng
 from .heterofl import HeteroFL, State
 
@@ -43,6 +43,10 @@ class CaldasDropout(HeteroFL):
 
     # Not to be set: all clients have one width.
     widths: tuple[float, ...] = field(init=False, default=())
+    # HeteroFL's, of which the paper has none.
+    scale: bool = False
+    masked: bool = False
+    static: bool = False
     share: float = 0.75
     """The share of every layer's channels that a client trains, on any device."""
     alike: bool = False
@@ -51,30 +55,27 @@ class CaldasDropout(HeteroFL):
     """Seed of the random channels, together with round and client; they do not depend on the run's
     seed."""
 
+    # As in FedDrop.
+    uses_whole: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")
 
     def init(self, setup: Setup) -> State:
         """The network's initial parameters."""
-        structure = find_plain_groups(setup.net, self.share < 1)
         # No shares by client: there may be millions of clients.
-        return State(0, setup.params, structure, {})
+        return self._begin(setup, {}, self.share < 1)
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Every client uses the whole model."""
-        return deliver_model(state)
+    def width_of(self, state: State, client: int) -> float:
+        """The same for all."""
+        return self.share
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains, each client its own draw, or all of them one."""
-        groups = groups_from_plain(state.structure)
-        tasks = []
-        for k in cohort:
-            who = "all" if self.alike else k
-            # From names, not from a state of a generator: a resumed run draws what it would have.
-            generator = torch_rng(self.draw, state.round, who, "channels")
-            channels = select_random(groups, self.share, generator)
-            tasks.append(Task(k, {"model": extract_submodel(state.model, groups, channels)}))
-        return tasks
+    def part(self, state: State, client: int, groups: Sequence[ChannelGroup]) -> Channels:
+        """The client's own draw, or that of all of them."""
+        who = "all" if self.alike else client
+        # From names, not from a state of a generator: a resumed run draws what it would have.
+        generator = torch_rng(self.draw, state.round, who, "channels")
+        return select_random(groups, self.share, generator)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """A sub-model down and up."""

@@ -4,13 +4,14 @@ r"""FedGen: a generator on the server produces features of classes for clients (
 Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generator::
 
     c_k  = how often client k has each class                             -> LabelCounts
-    w_k  = E epochs of min CE(w; D_k) + alpha CE(h(G(y)), y) from w      -> Train(GeneratedFeatures)
+    w_k  = E epochs of min CE(w; D_k) + alpha_t CE(h(G(y)), y) from w    -> Train(GeneratedFeatures)
     w    = sum_k n_k w_k / sum_k n_k                                     -> WeightedMean
     G    = some steps of min CE(h(G(y)), y), y by sum_k c_k              -> GeneratorTraining
 
 A client draws ``samples`` features once per round, with the class frequencies of all clients
-together. In the first round the generator is not trained yet, and the term is 0. The model and G
-are sent down, the model and c_k are sent up. With alpha = 0 this is FedAvg.
+together. In the first round the generator is not trained yet, and the term is 0; then
+alpha_t = 10 * .98^t, as in the authors' code. The model and G are sent down, the model and c_k are
+sent up. With alpha = 0 this is FedAvg.
 
 - Shared: the model, and a generator of features that the server trains.
 - A client uses: the shared model.
@@ -54,6 +55,7 @@ from ..errors import UnfitError, check
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.common import CommonParts
+from ..parts.label_counts import LabelCounts
 from ..parts.local import Adam
 from ..parts.objective import NOT_SETTABLE, Loss, Objective
 from ..parts.one_model import dense_bytes
@@ -61,7 +63,6 @@ from ..problems import check_has_classes, restrict_outputs
 from ..seeds import torch_rng
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
-from .fedlc import LabelCounts
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -136,18 +137,22 @@ def check_ends_in_head(net: Net, params: Tree) -> None:
 class GeneratedFeatures(Objective):
     r"""FedGen's term: the client's last layer must know generated features for what they are.
 
-    :math:`\alpha\, \mathbb{E}_{y \sim \hat p(y),\, z \sim G(z | y)}\, \ell(h(z), y)` (Zhu, Hong &
-    Zhou 2021, Eq. 5.) :math:`h` -> the last linear layer of ``params``; :math:`z`, :math:`y` ->
-    ``carry[of]``, drawn once a round, with ``own``, the classes that count, and ``weight``, 0 where
-    the generator is not trained yet.
+    :math:`\alpha_t\, \mathbb{E}_{y \sim \hat p(y),\, z \sim G(z | y)}\, \ell(h(z), y)` with
+    :math:`\alpha_t = \alpha\, \delta^t` in round :math:`t` (Zhu, Hong & Zhou 2021, Eq. 5; the paper
+    has one :math:`\alpha`, the numbers are of the authors' code, :math:`\delta` -> ``decay``).
+    :math:`h` -> the last linear layer of ``params``; :math:`z`, :math:`y` -> ``carry[of]``, drawn
+    once a round, with ``own``, the classes that count, and ``weight``, 0 where the generator is not
+    trained yet.
     """
 
     is_loss: ClassVar[bool] = False
-    alpha: float = 1.0
+    alpha: float = 10.0
+    decay: float = 0.98
     of: str = field(default="generated", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.alpha >= 0, "alpha", self.alpha, "0 or more")
+        check(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over what was generated."""
@@ -155,7 +160,8 @@ class GeneratedFeatures(Objective):
         logits = head_logits(out.net.layout, params, generated["z"])
         logits = restrict_outputs(logits, {"allowed": generated["own"]})
         losses = F.cross_entropy(logits, generated["y"], reduction="none")
-        return self.alpha * generated["weight"] * losses.mean(), {}
+        alpha = self.alpha * self.decay ** carry["settings"]["round"]
+        return alpha * generated["weight"] * losses.mean(), {}
 
 
 # ---- on the server -------------------------------------------------------------------------------
@@ -169,7 +175,7 @@ class GeneratorTraining:
         + \lambda \exp(-\mathrm{mean}_{ij}\, |z_i - z_j|\, |\epsilon_i - \epsilon_j|)
 
     (Zhu et al. 2021, Eq. 4; the second term, which keeps G from overlooking its noise, is of the
-    authors' code, distances being means over coordinates.) The paper's :math:`h` is the mean of
+    authors' code, :func:`sameness`.) The paper's :math:`h` is the mean of
     the clients' logits; their last layers are linear, so that this is the logit of the mean layer.
     """
 
@@ -213,11 +219,15 @@ class GeneratorTraining:
 def sameness(z: Tensor, noise: Tensor) -> Tensor:
     """FedGen: near 1 if generated features are alike though their noise is not; else towards 0.
 
-    >>> sameness(torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [1.0]]))  # exp(-(2 + 2) / 4)
+    Distances of features are mean differences, those of noise mean squares, as in the authors'
+    code.
+
+    >>> noise = torch.tensor([[0.0], [2.0]])
+    >>> sameness(torch.tensor([[0.0], [0.5]]), noise)  # exp(-(.5 * 4 + .5 * 4) / 4)
     tensor(0.3679)
     """
     apart = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2)
-    noise_apart = ((noise.unsqueeze(0) - noise.unsqueeze(1)) ** 2).mean(2).sqrt()
+    noise_apart = ((noise.unsqueeze(0) - noise.unsqueeze(1)) ** 2).mean(2)
     return torch.exp(-(apart * noise_apart).mean())
 
 
@@ -246,7 +256,8 @@ class FedGen(CommonParts):
     """One model for all, and a generator of features that clients learn from, too."""
 
     generated: GeneratedFeatures = GeneratedFeatures()
-    """The loss term for generated features; ``alpha`` is its weight."""
+    """The loss term for generated features; its weight in round t is ``alpha`` times ``decay`` to
+    the power of t."""
     training: GeneratorTraining = GeneratorTraining()
     """How the server trains the generator."""
     samples: int = 256

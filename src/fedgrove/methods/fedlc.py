@@ -25,40 +25,18 @@ from torch import Tensor
 
 from ..core import Batch, Batches, Carry, Give, Measure, Setup, Stage, Train
 from ..errors import check
+from ..parts.label_counts import LabelCounts
 from ..parts.objective import NOT_SETTABLE, Loss, Objective
 from ..parts.one_model import OneModel, initial_model, send_model
-from ..problems import check_has_classes, class_targets
+from ..problems import check_has_classes
 from ..trees import Tree
 from .fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from ..nets import Net, Output
+    from ..nets import Output
 
 LEAST_COUNT = 1e-8
 """The count of a class without examples: its logit falls by 100 tau, which is out of sight."""
-
-
-@dataclass(frozen=True)
-class LabelCounts:
-    """What Measure sums: how often each output's class occurs, ``counts`` (outputs,).
-
-    ``is_class`` is above 0 for the outputs that are classes of the client's.
-    """
-
-    passes: ClassVar[int] = 0
-    """Nothing is computed: only the number of the network's outputs is needed."""
-
-    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        """The counts of one batch."""
-        # One example is enough for the number of outputs.
-        outputs = net(params, batch.x[:1], train=False).logits
-        targets = class_targets(net.problem, outputs, batch.y, carry.get("client", {}))
-        classes = torch.arange(outputs.shape[1], device=outputs.device)
-        is_label = classes == targets.y.unsqueeze(1)
-        # Padding has weight 0, and is not counted.
-        counts = (is_label.to(batch.weight.dtype) * batch.weight.unsqueeze(1)).sum(0)
-        own = targets.own.to(counts.dtype)
-        return {"counts": counts * own, "is_class": own}
 
 
 @dataclass(frozen=True)

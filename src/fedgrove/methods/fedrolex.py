@@ -8,8 +8,9 @@ Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every l
     w_k  = E epochs of min CE(w; D_k) from w M_k                                 -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                                   -> HeteroFL
 
-A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper as
-HeteroFL's docs page describes.
+A client uses the whole model. As in the authors' code, which is built on HeteroFL's, clients train
+with its scaler, masked loss and static BatchNorm (``scale``, ``masked``, ``static``). With a share
+of 1 for all and without these this is FedAvg.
 
 - Shared: the model; each client trains a window of channels that moves in every round.
 - A client uses: the shared model.
@@ -19,13 +20,12 @@ HeteroFL's docs page describes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..channels.groups import ChannelGroup, Channels
 from ..channels.selection import select_window
-from ..channels.submodel import extract_submodel, groups_from_plain
-from ..core import Packet, Task
-from ..parts.one_model import deliver_model
 from .heterofl import HeteroFL, State
 
 
@@ -33,17 +33,10 @@ from .heterofl import HeteroFL, State
 class FedRolex(HeteroFL):
     """One model of which every client trains a window that rolls on by one channel a round."""
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Every client uses the whole model."""
-        # A window is of one round's training; no client has channels to keep for use.
-        return deliver_model(state)
+    # A window is of one round's training; no client has channels to keep for use.
+    uses_whole: ClassVar[bool] = True
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains, each client this round's window."""
-        groups = groups_from_plain(state.structure)
-        tasks = []
-        for k in cohort:
-            # By the round alone: over the rounds every channel is trained equally often.
-            window = select_window(groups, state.shares[k], state.round)
-            tasks.append(Task(k, {"model": extract_submodel(state.model, groups, window)}))
-        return tasks
+    def part(self, state: State, client: int, groups: Sequence[ChannelGroup]) -> Channels:
+        """This round's window."""
+        # By the round alone: over the rounds every channel is trained equally often.
+        return select_window(groups, self.width_of(state, client), state.round)

@@ -251,23 +251,37 @@ class ResidualBlock(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
+STEMS = ("small", "large")
+"""How a network for images begins: in full resolution, or with a quarter of it in each direction.
+"""
+
+
 class ResNet18(nn.Module):
-    """ResNet-18 with the 32 × 32 stem (conv 3, stride 1, no pooling) of FedLayerPrune and FedAPTA.
+    """ResNet-18; with its small ``stem`` (conv 3, stride 1, no pooling) that of FedLayerPrune.
 
     11,173,962 parameters at 3 × 32 × 32 and 10 classes; ``width`` channels in the first of four
-    groups. ``norm``: batch, group (two groups, as in FedAPTA) or none.
-
-    Differs from the paper: He et al. start with conv 7 of stride 2 and a pooling, for images of
-    224 × 224.
+    groups. ``norm``: batch, group (two groups, as in FedAPTA) or none. The large stem is that of
+    He et al. and of FedAPTA's code, torchvision's: conv 7 of stride 2 and a pooling of stride 2,
+    for images of 224 × 224. It has 11,181,642 parameters.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 64
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        norm: str = "batch",
+        width: int = 64,
+        stem: str = "small",
     ) -> None:
         super().__init__()
+        check(stem in STEMS, "stem", stem, f"one of {', '.join(STEMS)}")
         # Under vmap, torch's GroupNorm raises an error for channels last.
         self.channels_last = norm != "group"
-        self.conv1 = nn.Conv2d(shape[0], width, 3, padding=1, bias=norm == "none")
+        self.is_large = stem == "large"
+        size = 7 if self.is_large else 3
+        stride = 2 if self.is_large else 1
+        bias = norm == "none"
+        self.conv1 = nn.Conv2d(shape[0], width, size, stride, padding=size // 2, bias=bias)
         self.norm1 = make_norm(norm, width)
         self.layer1 = _two_residual_blocks(width, width, 1, norm)
         self.layer2 = _two_residual_blocks(width, 2 * width, 2, norm)
@@ -278,6 +292,8 @@ class ResNet18(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of images ``(batch, channels, height, width)``."""
         x = F.relu(self.norm1(self.conv1(x)))
+        if self.is_large:
+            x = F.max_pool2d(x, 3, 2, 1)
         x = self.layer1(x)
         x = self.layer2(x)
         x = self.layer3(x)
@@ -342,26 +358,33 @@ class ShuffleUnit(nn.Module):
 
 
 class ShuffleNetV2(nn.Module):
-    """ShuffleNetV2 (Ma et al. 2018) of width 1.0 with the 32 × 32 stem of FedAPTA's ResNet-18.
+    """ShuffleNetV2 (Ma et al. 2018) of width 1.0; its small ``stem`` is for images of 32 × 32.
 
     1,263,854 parameters at 3 × 32 × 32 and 10 classes; ``width`` channels in the first of three
     stages: 116 is the paper's 1.0, 48 its 0.5, 176 its 1.5. ``norm``: batch, group (two groups, as
-    in FedAPTA) or none. Channels are in the paper's order, and so in torchvision's.
-
-    Differs from the paper: it starts with a conv of stride 2 and a pooling, for images of
-    224 × 224. FedAPTA does not give its stem; both have the same parameters.
+    in FedAPTA) or none. Channels are in the paper's order, and so in torchvision's. The large stem
+    is that of the paper and of FedAPTA's code, torchvision's: the first conv has stride 2, and a
+    pooling follows, for images of 224 × 224. Both have the same parameters.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 116
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        norm: str = "batch",
+        width: int = 116,
+        stem: str = "small",
     ) -> None:
         super().__init__()
+        check(stem in STEMS, "stem", stem, f"one of {', '.join(STEMS)}")
         # Half of the channels in two groups of a GroupNorm.
         check(width > 0 and width % 4 == 0, "width", width, "a multiple of 4")
         # Under vmap, torch's GroupNorm raises an error for channels last.
         self.channels_last = norm != "group"
+        self.is_large = stem == "large"
+        stride = 2 if self.is_large else 1
         bias = norm == "none"
-        self.conv1 = nn.Conv2d(shape[0], STEM_CHANNELS, 3, padding=1, bias=bias)
+        self.conv1 = nn.Conv2d(shape[0], STEM_CHANNELS, 3, stride, padding=1, bias=bias)
         self.norm1 = make_norm(norm, STEM_CHANNELS)
         self.stage2 = _shuffle_stage(STEM_CHANNELS, width, BLOCKS[0], norm)
         self.stage3 = _shuffle_stage(width, 2 * width, BLOCKS[1], norm)
@@ -373,6 +396,8 @@ class ShuffleNetV2(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of images ``(batch, channels, height, width)``."""
         x = F.relu(self.norm1(self.conv1(x)))
+        if self.is_large:
+            x = F.max_pool2d(x, 3, 2, 1)
         x = self.stage2(x)
         x = self.stage3(x)
         x = self.stage4(x)

@@ -157,10 +157,11 @@ class SplitOptions:
 
     partition: str | None = option(
         None,
-        "How examples are divided among clients: natural, iid, dirichlet:ALPHA, classes:K or "
-        "shards:K; the last two also with :grouped.",
+        "How examples are divided among clients: natural, iid, dirichlet:ALPHA, classes:K and "
+        "others (fedgrove list partitions).",
         "KIND",
         without="depends on the data set",
+        complete="partitions",
     )
     scenario: str | None = option(
         None,

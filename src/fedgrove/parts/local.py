@@ -22,10 +22,13 @@ from .. import trees
 from ..core import OPTIMISER_PREFIX, Batch, Batches, Carry, Client, Train
 from ..errors import check
 from ..trees import Tree
+from .augment import Augment
 
 if TYPE_CHECKING:
     from ..nets import Net
 
+DRAWS = "draws"
+"""In ``carry["client"]``: the number that augmentation draws from."""
 Number = float | Tensor
 """A setting of an optimiser: a float, or a tensor where the batched engine stacks clients."""
 
@@ -203,7 +206,8 @@ class LocalTraining:
     r"""A training recipe: epochs over the client's training data, batch size, optimiser, clipping.
 
     The learning rate of round :math:`t` is :math:`\eta\,\delta^t` (:math:`\delta` decay); gradients
-    longer than ``clip`` are scaled down to it.
+    longer than ``clip`` are scaled down to it. With ``augment`` images are changed at random in
+    every step.
     """
 
     epochs: int = 1
@@ -211,6 +215,7 @@ class LocalTraining:
     optimiser: SGD | Adam = Adam()
     decay: float = 1.0
     clip: float | None = None
+    augment: Augment | None = None
     keep_state: bool = False
     """Whether a client keeps the optimiser's state from round to round; False: it starts at 0 in
     every round."""
@@ -258,6 +263,16 @@ def batches_of(net: Net, stage: Train) -> Batches:
     least = 2 if net.layout.batch_norm else 1
     fold: Literal["all", "out"] = "out" if stage.leaves_out_fold else "all"
     return Batches("train", recipe(stage).batch, shuffle=True, least=least, fold=fold)
+
+
+def augmented(stage: Train, carry: Carry, batch: Batch) -> Batch:
+    """Return the batch of a step of local training, augmented if the recipe requests it; pure."""
+    local = recipe(stage)
+    if local.augment is None:
+        return batch
+    order = torch.arange(batch.index.shape[0], device=batch.index.device)
+    place = batch.position * local.batch + order
+    return batch._replace(x=local.augment(batch.x, carry["client"][DRAWS], batch.index, place))
 
 
 def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
@@ -449,6 +464,7 @@ def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
 def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
     """Do one step of local training, as a pure function of tensors."""
     objective_carry = as_before(stage, carry)
+    batch = augmented(stage, carry, batch)
     tree = projected(net, stage, carry[stage.end], objective_carry)
     carry = {**carry, stage.end: tree}
 
@@ -527,7 +543,8 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
         mask = without_frozen(ones, start_params, frozen)
     lr = float(learning_rate(local, carry))
     carry = {**carry, "aux": carry["aux"] | stage.objective.begin(start_params, carry)}
-    for batch in batches:
+    for plain_batch in batches:
+        batch = augmented(stage, carry, plain_batch)
         if stage.project is not None:
             for name, value in projected(net, stage, views, carry).items():
                 views[name].copy_(value)

@@ -54,7 +54,17 @@ def check_fit(run: Run) -> None:
 
 
 def _check_training(run: Run) -> None:
-    """Refuse a loss for classes if there are none, and networks that do not exist."""
+    """Refuse a loss for classes if there are none, and networks that do not exist.
+
+    And augmentation of inputs that are no images.
+    """
+    local = run.method.local
+    shape = run.net.shape
+    if local is not None and local.augment is not None and len(shape) != 3:
+        raise InputError(
+            f"local.augment is set, and inputs have the shape {shape}; it changes images, "
+            "(channels, height, width). Leave it out (--set local.augment=none)."
+        )
     own = getattr(run.method, "objective", None)
     # The objective that a method has by default is what it needs, as LogitCalibration of FedLC.
     is_replaced = type(own) is not type(getattr(type(run.method), "objective", None))

@@ -29,7 +29,8 @@ from ..nets import Net, initial_weights
 from ..nets.freeze import check_frozen_share
 from ..nets.freeze import freeze as freeze_layers
 from ..nets.initial_weights import WeightsOrigin
-from ..parts.local import SGD, Adam, LocalTraining
+from ..parts.augment import WORD
+from ..parts.local import DRAWS, SGD, Adam, LocalTraining
 from ..trees import Tree
 from ..wire.known_state import KnownState
 from . import scoring
@@ -164,11 +165,18 @@ class Run:
         return self.federation.info(client, round).task
 
     def marks(self, client: Client) -> Tree:
-        """Return ``carry["client"]``: the client's own labels and its task, if it has them."""
+        """Return ``carry["client"]``: the client's own labels and its task, if it has them.
+
+        If the recipe augments images, also the number that their draws depend on.
+        """
         federation = self.federation
-        return problems.client_marks(
+        marks = problems.client_marks(
             federation.problem, federation.classes, client.data.labels, client.info.task
         )
+        local = self.method.local
+        if local is not None and local.augment is not None:
+            marks[DRAWS] = torch.tensor(seeds.derive(client.seed, DRAWS) & WORD)
+        return marks
 
     # ---- networks and the server's state ---------------------------------------------------------
 

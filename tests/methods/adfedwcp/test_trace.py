@@ -159,7 +159,7 @@ def test_a_trace_that_ends_early_or_lacks_a_client(tmp_path: Path) -> None:
     result = quick(tmp_path / "early", write_trace(tmp_path / "early.csv", 1e-9))
     (note,) = [note for note in result.summary["notes"] if "trace" in note]
     assert "the trace ended before the run for 3 of 3 clients" in note
-    assert note.endswith("they kept their last bandwidth")
+    assert note.endswith("their last bandwidths stayed in effect")
     lacks = write_trace(tmp_path / "lacks.csv", 1.0, clients=2)
     with pytest.raises(fg.errors.InputError, match=r"has no line for client 2, and there are 3 cl"):
         quick(tmp_path / "lacks", lacks)

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
+from fedgrove.channels.find_groups import find_groups
 from fedgrove.errors import InputError
-from fedgrove.methods.fedapta.layer_ratios import bounded_isotonic, monotone_ratios, whole_channels
+from fedgrove.methods.fedapta.channel_rules import LayerwiseL1
+from fedgrove.methods.fedapta.layer_ratios import (
+    bounded_isotonic,
+    candidates,
+    layer_importance,
+    monotone_ratios,
+    weight_counts,
+    whole_channels,
+)
+from fedgrove.nets import Net, build
 
 
 def test_the_target_itself_where_it_is_feasible() -> None:
@@ -41,6 +51,24 @@ def test_a_floor_and_a_cap_by_hand() -> None:
     floor of .8 · .5 = .4 and a cap of .6 leave 1.5 - .4 - .6 = .5 to the middle one."""
     ratios = monotone_ratios([4.0, 2.0, 1.0], [1, 1, 1], [0.6] * 3, 0.5, least=0.8)
     assert ratios == pytest.approx([0.4, 0.5, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("least", "smallest", "largest"), [(0.0, 0.31, 0.95), (0.8, 0.64, 0.94), (0.9, 0.72, 0.92)]
+)
+def test_how_different_the_layers_of_resnet18_are(
+    least: float, smallest: float, largest: float
+) -> None:
+    """At a device's ratio of .8, from initial weights: what the floor leaves of Eq. 1."""
+    net = Net(build("resnet18:norm=group", (3, 32, 32), 10, 0), (3, 32, 32))
+    layers = candidates(find_groups(net), net.layout.shapes)
+    importances = layer_importance(net.params(), layers)
+    counts = weight_counts(layers, net.layout.shapes)
+    by_layer = [importances[group.name] for group in layers]
+    sizes = [counts[group.name] for group in layers]
+    ratios = monotone_ratios(by_layer, sizes, [0.95] * len(layers), 0.8, least)
+    assert (min(ratios), max(ratios)) == pytest.approx((smallest, largest), abs=0.005)
+    assert LayerwiseL1().least == 0.8
 
 
 @pytest.mark.parametrize("least", [-0.1, 1.1])

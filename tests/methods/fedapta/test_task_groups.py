@@ -164,6 +164,27 @@ def test_groups_that_were_apart_stay_apart_unless_they_agree() -> None:
     assert Hdbscan()(rows, everywhere(rows), before=before) == [0] * 6 + [1] * 6
 
 
+@pytest.mark.parametrize("seed", [1, 4, 5])
+def test_what_hdbscan_joins_is_divided_by_the_groups_before(seed: int) -> None:
+    """Two tasks with something in common and a third far away: HDBSCAN sees two clusters."""
+    rows = directions(THREE, noise=0.2, seed=seed)
+    rows[:10, 3] += 0.7
+    rows[10:, 4] += 3
+    rule = Hdbscan(merge=0.9, adjust=False)
+    assert rule(rows, everywhere(rows)) == [0] * 10 + [1] * 5
+    assert rule(rows, everywhere(rows), before=THREE) == THREE
+
+
+@pytest.mark.parametrize("seed", [12, 17, 29])
+def test_devices_that_hdbscan_misplaces_are_moved(seed: int) -> None:
+    """With much noise the nearest neighbour of a device may be of the other task; its sum is not."""
+    rows = directions([0] * 6 + [1] * 6, noise=0.25, seed=seed)
+    without = Hdbscan(adjust=False)(rows, everywhere(rows))
+    assert len(set(without)) == 2
+    assert without != [0] * 6 + [1] * 6
+    assert Hdbscan()(rows, everywhere(rows)) == [0] * 6 + [1] * 6
+
+
 def test_refined_by_hand() -> None:
     """Cluster 0 is of groups 4 and 8; cluster 1 has one of each, which are too few."""
     assert refined([0, 0, 0, 0, 0, 1, 1], [4, 4, 8, 8, 4, 8, 4], 2) == [0, 0, 1, 1, 0, -1, -1]

@@ -16,6 +16,7 @@ from fedgrove.methods.fedlayerprune.hybrid import (
     keep_channels,
     without_empty_channels,
 )
+from fedgrove.methods.fedlayerprune.rates import KindAndDepth, capped
 from fedgrove.nets import Net
 from fedgrove.trees import Mask
 
@@ -88,6 +89,39 @@ def test_the_papers_words_prune_twice() -> None:
     mask = pruned(LiteralHybrid(), [0.5, 0.0, 0.0])
     assert mask["conv1.weight"].flatten().tolist() == [True, False, False, False]
     assert mask["conv2.weight"].flatten(1).sum(1).tolist() == [1, 1]
+
+
+def test_the_nominal_density_by_hand() -> None:
+    """All rates .5, of 4 + 8 + 4 weights. By our rule half of them stay.
+
+    Literally conv1 keeps 2 of 4 channels, and of their 2 weights 1. conv2 keeps 1 of 2 channels,
+    which reads 2 channels: of 2 weights 1. The head loses no channel and reads 1: of 2 weights 1.
+    That is 3 of 16, where (1 - p)^2 would be 4.
+    """
+    rates = dict.fromkeys(WEIGHTS, 0.5)
+    groups = find_groups(NET)
+    assert Hybrid().kept_share(rates, groups, NET.layout) == 0.5
+    assert LiteralHybrid().kept_share(rates, groups, NET.layout) == 3 / 16
+    assert LiteralHybrid().kept_share(dict.fromkeys(WEIGHTS, 0.0), groups, NET.layout) == 1
+
+
+@pytest.mark.parametrize("rule", [Hybrid(), LiteralHybrid()])
+@pytest.mark.parametrize("name", ["bn-cnn2", "resnet18"])
+def test_a_client_keeps_the_nominal_density(name: str, rule) -> None:
+    """Of random weights at the rates of section 3.2.1: fewer only by channels that become empty."""
+    width = 16 if name == "resnet18" else 8
+    shape = (1, 8, 8)
+    net = Net(nets.build(name, shape, 10, seed=0, width=width), shape)
+    layout = net.layout
+    groups = find_groups(net)
+    g = torch.Generator().manual_seed(0)
+    weights = {k: torch.randn(layout.shapes[k], generator=g) for k in layout.prunable}
+    scores = {k: torch.rand(layout.shapes[k], generator=g) for k in layout.prunable}
+    every = {k: torch.ones(w.shape, dtype=torch.bool) for k, w in weights.items()}
+    rates = capped(KindAndDepth()(layout, 0.3), 0.6)
+    mask = rule(weights, scores, rates, every, groups, layout)
+    kept = sum(int(mask[k].sum()) for k in weights) / layout.prunable_size
+    assert kept == pytest.approx(rule.kept_share(rates, groups, layout), abs=0.01)
 
 
 @pytest.mark.parametrize("rule", [Hybrid(), LiteralHybrid()])

@@ -1,6 +1,7 @@
 """Rates by layer: every coefficient by hand, the schedule's pieces, the cap, and what is measured."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -215,9 +216,13 @@ def test_what_measures_take_is_counted(part) -> None:
 # ---- the base ------------------------------------------------------------------------------------
 
 
+def kept_at(rates, layout: Layout, p_max: float) -> Callable[[float], float]:
+    return lambda p: 1 - mean_rate(layout, capped(rates(layout, p), p_max))
+
+
 @pytest.mark.parametrize("rates", [KindAndDepth(), Alike(), Allocated(ERK()), LearnedSensitivity()])
 def test_the_base_leads_to_the_density(rates) -> None:
-    base = base_for(0.48, rates, Piecewise(), CNN, 20, p_max=0.8)
+    base = base_for(0.48, kept_at(rates, CNN, 0.8), Piecewise(), 20, p_max=0.8)
     kept = []
     for t in range(20):
         kept.append(1 - mean_rate(CNN, capped(rates(CNN, base * Piecewise()(t, 20)), 0.8)))
@@ -227,7 +232,7 @@ def test_the_base_leads_to_the_density(rates) -> None:
 def test_the_base_for_the_papers_resnet() -> None:
     """52.7 % pruned on average needs a base near .6, three times what the paper says."""
     layout = layout_of("resnet18", (3, 32, 32), 10)
-    base = base_for(1 - 0.527, KindAndDepth(), Piecewise(), layout, 30, p_max=0.8)
+    base = base_for(1 - 0.527, kept_at(KindAndDepth(), layout, 0.8), Piecewise(), 30, p_max=0.8)
     assert base == pytest.approx(0.6, abs=0.05)
     rates = capped(KindAndDepth()(layout, 0.2 * 1.5), 0.6)
     # What the paper's own base leads to in its last rounds.
@@ -236,7 +241,7 @@ def test_the_base_for_the_papers_resnet() -> None:
 
 def test_a_density_that_the_cap_does_not_allow_is_refused() -> None:
     with pytest.raises(InputError, match=r"density is 0\.1; it must be 0.2 or more with p_max 0.8"):
-        base_for(0.1, Alike(), Piecewise(), CNN, 10, p_max=0.8)
+        base_for(0.1, kept_at(Alike(), CNN, 0.8), Piecewise(), 10, p_max=0.8)
 
 
 def test_the_rate_of_a_device_by_hand() -> None:

@@ -26,7 +26,7 @@ from .scope import Scope
 from .study import Fact, Matrix, StudyRow
 
 AT_ROUNDS = (1, 2, 3, 4, 5, 10, 20, 30)
-"""Rounds of Table 7's columns."""
+"""Rounds of the columns of study 7."""
 IMAGE = (3, 32, 32)
 """The inputs of the networks whose parameters Table 5 counts."""
 SIMILARITIES = {"cosine": "cosine", "inner": "inner product", "l1": "L1", "l2": "L2"}
@@ -40,7 +40,8 @@ def values(scope: Scope) -> dict[str, Any]:
     at = [done for done in AT_ROUNDS if done <= rounds]
     examples = scope["examples"]
     own: dict[str, Any] = {
-        "task_count": len(tasks),
+        "tasks_in_words": _describe_tasks(len(tasks), scope["devices"]),
+        "augmentation": "augmented images" if scope["augment"] else "images as they are",
         "clients": scope["devices"] * len(tasks),
         "task_measures": [*(f"{ON_TASK}{task}" for task in tasks), "accuracy_tasks"],
         # How well the groups agree with the tasks: early, and at the end.
@@ -65,6 +66,13 @@ def values(scope: Scope) -> dict[str, Any]:
         drawn = [task for task in tasks if task in wanted] or tasks
         own["drawn_tasks"] = [f"{ON_TASK}{task}" for task in drawn]
     return own
+
+
+def _describe_tasks(count: int, devices: int) -> str:
+    """Say how many tasks there are, and how many devices each has."""
+    if count == 1:
+        return f"One task of {devices} devices"
+    return f"{count} tasks of {devices} devices each"
 
 
 def _tasks(scope: Scope) -> list[str]:
@@ -101,6 +109,10 @@ def complete(row: StudyRow, scope: Scope) -> StudyRow:
     if set(tasks) == set(scope["tasks_of_paper"]):
         kept.add("accuracy_tasks:0")
     reported = {key: value for key, value in row.reported.items() if key in kept}
+    if len(tasks) == 1:
+        # A run of one data set has no tasks by name: its accuracy is the task's.
+        on_task = f"{ON_TASK}{tasks[0]}:0"
+        reported = {"accuracy_mean:0": reported[on_task]} if on_task in reported else {}
     return replace(row, reported=reported)
 
 

@@ -132,6 +132,7 @@ MEASURES = {
     "groups": Measure("number of groups", 1, _groups_found),
     # Also where the truth is not known; one group counts as one.
     "group_count": Measure("number of groups", 1, lambda summary: summary["groups"]),
+    "group_largest": Measure("largest group", 1, lambda summary: summary["group_sizes"][0]),
     "divided_in_round": Measure("divided after round", 0, _divided_in_round),
     "kb_each": Measure("kB per device and round", 1, _kilobytes_each),
 }

@@ -152,6 +152,8 @@ class Batched:
         self._not_stacked: dict[tuple[Any, int], str] = {}
         # The same for the notes of a run, by verb.
         self._why_not_stacked: WeakKeyDictionary[Run, dict[str, str]] = WeakKeyDictionary()
+        # How many stages ran on the CPU, for lack of memory.
+        self._done_on_cpu: WeakKeyDictionary[Run, int] = WeakKeyDictionary()
         self._stack_sizes: dict[Any, int] = {}
         self._stream: torch.cuda.Stream | None = None
         graph_cache = None
@@ -429,21 +431,21 @@ class Batched:
     def _try_unstacked(self, job: ClientJob, number: int, failure: BaseException) -> None:
         """Run a stage that failed on a stack of one as the serial engine does; if that fails: lost.
 
-        If it works, vmap was the cause, for example a loss with an `if` on data. Such work is not
-        stacked again.
+        If it works, vmap was the cause, for example a loss with an `if` on data: such work is not
+        stacked again. Or the device had too little memory even for one client, which other
+        processes may have taken.
         """
-        if isinstance(failure, torch.OutOfMemoryError):
-            failure = EngineError(
-                f"client {job.task.to} alone needs more memory than {self.device} has; use a "
-                "smaller batch."
-            )
-        # Too little memory is no fault of the client's work, and an exit is intended.
-        if isinstance(failure, EngineError) or not isinstance(failure, Exception):
+        # An exit is intended.
+        if not isinstance(failure, Exception):
             job.lost = lose_crashed(job.task, failure)
             return
         # Its multiply-accumulates were counted when the stack was made.
         run_alone(job, number)
-        if job.lost is None:
+        if isinstance(failure, torch.OutOfMemoryError):
+            # Too little memory is no fault of the client's work, and in the next round there may be
+            # more: another process may have it for now.
+            self._done_on_cpu[job.run] = self._done_on_cpu.get(job.run, 0) + 1
+        elif job.lost is None:
             why = explain_error(failure)
             self._not_stacked[job.work.key, number] = why
             self._note_unstacked(job, why)
@@ -475,6 +477,13 @@ class Batched:
                     "torch.func.vmap cannot run its forward pass (one that branches on data, "
                     "mixes the examples of a batch, or has recurrent layers)"
                 )
+        times = self._done_on_cpu.get(run, 0)
+        if times:
+            notes.append(
+                f"a client's work was done on the CPU {times} times, which is slower: "
+                f"{self.device} had too little free memory for it. Another process may use it; or "
+                "take a smaller batch"
+            )
         for verb, why in self._why_not_stacked.get(run, {}).items():
             notes.append(
                 f"a part of {verb} was done one client after another, not at once: torch.func.vmap "

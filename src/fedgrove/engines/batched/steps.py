@@ -398,6 +398,8 @@ class Stack:
     ) -> tuple[Tree, Tree]:
         """Return each client's gradients and its objective's ``aux``; ``buffers`` change."""
         net = self.net
+        if local.recipe(self.stage).augment is not None:
+            batch = vmap(self._augment_one)(carry["client"], batch)
         tree = carry[self.stage.end]
         params = {k: tree[k].detach().requires_grad_() for k in net.layout.params}
         weight = batch.weight if ragged else None
@@ -440,6 +442,10 @@ class Stack:
         with torch.no_grad():
             before: Tree = vmap(one)(hyperparameters, carry)
         return before
+
+    def _augment_one(self, marks: Tree, batch: Batch) -> Batch:
+        """Return the batch of one client of the stack, augmented."""
+        return local.augmented(self.stage, {"client": marks}, batch)
 
     def _forward_at(self, hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
         """Return the weights of each client's forward pass, as in :func:`local.forward_at`."""

@@ -67,7 +67,7 @@ from ...parts.group import (
     joining_before_round,
     nearest,
 )
-from ...parts.local import for_epochs
+from ...parts.local import LocalTraining, for_epochs
 from ...parts.mask import prune, regrow, weights_to_prune
 from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes, send_model
@@ -126,6 +126,9 @@ class CAAFP(CommonParts):
     """The pull towards the model at the end of the warm-up."""
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     """How clients are divided by their updates."""
+    probe: LocalTraining | None = None
+    """How clients train for the update that groups are formed from; None: one epoch of their local
+    training."""
     ask: int = 1000
     """Maximum number of clients, drawn with the seed, that form the groups; others join when they
     are selected."""
@@ -440,7 +443,7 @@ class CAAFP(CommonParts):
 
     def _clustering(self, with_evidence: bool) -> tuple[Stage, ...]:
         begin = Edit(start_from_reference)
-        train = Train(self.objective, for_epochs(self.local, 1))
+        train = Train(self.objective, self.probe or for_epochs(self.local, 1))
         if not with_evidence:
             return (begin, train, Give(send_update, expected_update))
         gradient = measure_gradient(self.objective)

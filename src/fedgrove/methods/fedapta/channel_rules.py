@@ -71,7 +71,7 @@ class LayerwiseL1:
     """Of a layer: the mean of \\|w\\| over its weights, or the literal L1 norm, "sum"."""
     most: float = 0.95
     """No layer loses a larger share of its channels."""
-    least: float = 0.9
+    least: float = 0.8
     """Every layer loses at least this share of the device's ratio, to within a channel. 0: the
     paper's rule, by which first layers stay almost whole; 1: all layers alike."""
 

@@ -8,7 +8,7 @@ the convolutional layers, and is in group t, whose task the server does not know
 
     I_k    = mean |w| of layer k of the group's model w_t                   -> layer_importance
     rho_k  = nearest to s / I_k, larger where I_k is smaller,
-             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .9 rho_i -> monotone_ratios
+             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .8 rho_i -> monotone_ratios
     M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
     w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
     w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> fill_missing_channels
@@ -16,12 +16,17 @@ the convolutional layers, and is in group t, whose task the server does not know
     groups = HDBSCAN on 1 - cos(D_i, D_j) (Eq. 4)                           -> Hdbscan, matched
     w_t    = sum_i n_i w_i / sum_i n_i over the group (Eq. 5)               -> WeightedMean
 
-With ``drift`` (FedDC, as the paper's experiments have it) a device also keeps h_i::
+With ``drift=feddc`` (the paper names FedDC) a device also keeps h_i and g_i::
 
+    c_i    = G_t - g_i, where M_i is 1 and was 1 in its last round          -> correction
     w^_i   = ... min CE + alpha/2 |w + h_i - w_t|^2 + <w, c_i>              -> DriftCorrection
-    c_i    = (D_i - D_t) / (K lr), of the round before, where M_i was 1     -> correction
     h_i    = h_i + (w^_i - w_t M_i)                                         -> drifted
+    g_i    = -(c_i + (w^_i - w_t M_i) / (K lr))                             -> own_gradient
     w_t    = sum_i n_i (w_i + h_i) / sum_i n_i
+    G_t    = sum_i n_i m_i g_i / sum_i n_i m_i
+
+With ``drift=server`` devices train as without, and only h_i is added to what is averaged: in the
+authors' code FedDC's terms are of a detached copy of the weights, and so without a gradient.
 
 With ratio 0 for all, ``grouping=None`` and no drift this is FedAvg. Differs from the paper: what it
 leaves open is decided in docs/papers/fedapta.md. The least ratio of a layer is ours, so that weak
@@ -40,6 +45,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -59,6 +65,7 @@ from ...core import (
     Carry,
     Client,
     Edit,
+    ExpectedPacket,
     ExpectedReport,
     Give,
     Outcome,
@@ -74,6 +81,7 @@ from ...errors import InputError, UnfitError, check, unknown
 from ...nets import Net
 from ...nets.layout import Layout
 from ...parts.aggregate import WeightedMean
+from ...parts.augment import Augment
 from ...parts.common import CommonParts
 from ...parts.device_widths import send_masked
 from ...parts.local import SGD, Adam, LocalTraining, batches_of, learning_rate
@@ -87,9 +95,9 @@ from .channel_rules import (
     check_ratio,
     client_ratios,
 )
-from .drift import DriftCorrection, correction, drifted
+from .drift import DRIFTS, DriftCorrection, correction, drifted, own_gradient
 from .layer_ratios import candidates
-from .task_groups import NOISE, Hdbscan, distances, matched, together
+from .task_groups import LITERAL, NOISE, Hdbscan, distances, matched, stay, together
 from .task_memory import Trace, remembered
 
 PARTS_USED = ("cut", "whole")
@@ -119,8 +127,10 @@ class State:
     """By device that has taken part."""
     traces: dict[int, tuple[Tensor, Tensor, float, float, bool]]
     """By device, those seen last at the end: the fields of its trace."""
-    moved: dict[int, Tree]
-    """By group: its mean update of the last round; with a drift only."""
+    examples: dict[int, int]
+    """By device: how many it trains on; with FedDC's drift only."""
+    gradients: dict[int, Tree]
+    """By group: the mean gradient of its devices in the last round; with FedDC's drift only."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +141,8 @@ class Arrival:
     """The group whose model the device began with, or :data:`START`."""
     model: Tree
     """Recovered, and with its drift where there is one."""
-    update: Tree
-    """Of all parameters; empty without a drift."""
+    gradient: Packet | None
+    """Of the device's own loss; with FedDC's drift only."""
     trace: Trace
     """Of the last layer."""
     examples: int
@@ -150,11 +160,11 @@ class FedAPTA(CommonParts):
     """How tasks are found; none: all devices are one group."""
     last: int = 1
     """Number of last fully connected layers that are compared."""
-    drift: bool = False
-    """Whether devices correct their drift (FedDC). Messages are then twice as long; only with
-    SGD."""
+    drift: str = "none"
+    """Whether devices keep their drift: "feddc", only with SGD and with messages twice as long;
+    "server", which adds it on the server but has no correction in training; or "none"."""
     correct: DriftCorrection = DriftCorrection()
-    """FedDC's correction, used with ``drift``; ``alpha`` is the weight of its penalty."""
+    """FedDC's correction, used with "feddc"; ``alpha`` is the weight of its penalty."""
     use: str = "cut"
     """What a device uses and exports: its group's model "cut" to its ratio, or the "whole" one."""
 
@@ -166,18 +176,21 @@ class FedAPTA(CommonParts):
         check(self.last >= 1, "last", self.last, "1 or more layers")
         if self.use not in PARTS_USED:
             raise unknown("use", self.use, PARTS_USED)
+        if self.drift not in DRIFTS:
+            raise unknown("drift", str(self.drift), DRIFTS)
 
     # ---- the server ------------------------------------------------------------------------------
 
     def init(self, setup: Setup) -> State:
         """One model for all; a ratio that no allocation can meet is refused here."""
-        if self.drift and self.local is not None and isinstance(self.local.optimiser, Adam):
+        is_adam = self.local is not None and isinstance(self.local.optimiser, Adam)
+        if self.drift == "feddc" and is_adam:
             # An update of Adam's over its rate is about 1 for every weight, however small its
             # gradient: as a correction it would drown the loss.
             raise InputError(
-                "drift is true and the optimiser Adam; FedDC uses updates as sums of gradients, "
+                "drift is feddc and the optimiser Adam; FedDC uses updates as sums of gradients, "
                 "which is only correct with SGD. Use it (--set optimiser=SGD --lr 0.1), or "
-                "drift=false."
+                "drift=server or none."
             )
         ratios = self._ratios(setup)
         find = require_groups if any(ratios.values()) else find_groups
@@ -195,8 +208,16 @@ class FedAPTA(CommonParts):
             models={0: setup.params},
             groups={},
             traces={},
-            moved={},
+            examples=self._examples(setup),
+            gradients={},
         )
+
+    def _examples(self, setup: Setup) -> dict[int, int]:
+        """How many examples each device has, where its weight in its group matters."""
+        if self.drift != "feddc":
+            return {}
+        clients = setup.all_clients("keeps a drift for every client")
+        return {k: setup.clients[k].examples for k in clients}
 
     def _ratios(self, setup: Setup) -> dict[int, float]:
         """Every device's ratio: given in turn, or the smallest that fits the device."""
@@ -225,28 +246,35 @@ class FedAPTA(CommonParts):
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """Alg. 1, lines 6 to 10: each device trains its group's model at its own ratio."""
-        packets: dict[tuple[int, float, int], Packet] = {}
+        sends: dict[tuple[int, float, int], dict[str, Packet]] = {}
+        weights = weights_in_groups(state) if self.correct.weighted else {}
         tasks = []
         for client in cohort:
             origin = origin_of(state, client)
-            # Devices of one group and ratio share one packet, and so one small network.
+            # Devices of one group and ratio share their packets, and so one small network.
             whose = client if self.prune.varies else 0
             key = (origin, state.ratios[client], whose)
-            if key not in packets:
-                packets[key] = self._cut(state, model_at(state, origin), client)
-            packet = packets[key]
-            if not self.drift:
-                tasks.append(Task(client, {"model": packet}))
-                continue
-            moved = state.moved.get(origin)
-            if moved is None:
-                moved = _zeros(trees.pick(packet.values, state.params))
-            mask = packet.mask or {}
-            update = make_masked_packet(trees.apply_mask(moved, mask), packet.mask)
-            send = {"model": packet, "group_update": update}
-            # The device compares the number with the one it had: in a new group its drift is 0.
-            tasks.append(Task(client, send, {"group": float(origin)}))
+            if key not in sends:
+                sends[key] = self._send(state, origin, client)
+            settings = {}
+            if self.drift != "none":
+                # The device compares the number with the one it had: in a new group its drift is 0.
+                settings["group"] = float(origin)
+            if self.drift == "feddc":
+                settings["weight"] = weights.get(client, 1.0)
+            tasks.append(Task(client, sends[key], settings))
         return tasks
+
+    def _send(self, state: State, origin: int, client: int) -> dict[str, Packet]:
+        """A group's model, cut to a device; and with FedDC's drift its mean gradient, cut alike."""
+        packet = self._cut(state, model_at(state, origin), client)
+        if self.drift != "feddc":
+            return {"model": packet}
+        gradient = state.gradients.get(origin)
+        if gradient is None:
+            gradient = _zeros(trees.pick(packet.values, state.params))
+        gradient = trees.apply_mask(gradient, packet.mask or {})
+        return {"model": packet, "group_gradient": make_masked_packet(gradient, packet.mask)}
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Alg. 1, lines 11 to 14: recover, find the groups, and average in each."""
@@ -264,8 +292,8 @@ class FedAPTA(CommonParts):
             after = replace(state, groups=state.groups | dict.fromkeys(arrivals, 0))
         else:
             after = self._regroup(self.grouping, state, arrivals)
-        models, moved = self._average(state, after.groups, arrivals)
-        return replace(after, round=next_round, models=models, moved=moved)
+        models, gradients = self._average(state, after.groups, arrivals)
+        return replace(after, round=next_round, models=models, gradients=gradients)
 
     def _arrival(self, state: State, report: Report) -> Arrival:
         """Eq. 3: the device's model in full width, and how it moved."""
@@ -274,20 +302,19 @@ class FedAPTA(CommonParts):
         packet = report.give["model"]
         model = fill_missing_channels(packet, begun, groups_from_plain(state.structure))
         mask = packet.mask or {}
+        trained = model
+        if "head" in report.give:
+            # What is averaged has the drift in it; compared is what was trained.
+            last = fill_missing(report.give["head"], begun)
+            trained = model | last
         head: Tree = {}
         present: Tree = {}
         for name in state.head:
-            head[name] = model[name].float() - begun[name].float()
+            head[name] = trained[name].float() - begun[name].float()
             # A layer that the mask does not name is whole.
             present[name] = mask.get(name, torch.ones_like(begun[name], dtype=torch.bool))
         trace = Trace(trees.flatten(head), trees.flatten(present))
-        update: Tree = {}
-        if self.drift:
-            drift = report.give["drift"].values
-            # The update is that of the weights alone; the drift counts in the mean only (FedDC).
-            update = trees.sub(trees.pick(model, drift), trees.pick(begun, drift))
-            model = model | trees.map(torch.add, trees.pick(model, drift), drift)
-        return Arrival(origin, model, update, trace, report.examples)
+        return Arrival(origin, model, report.give.get("gradient"), trace, report.examples)
 
     def _regroup(self, grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> State:
         """Alg. 3, on all devices that are remembered; if all are settled, groups stay."""
@@ -311,13 +338,13 @@ class FedAPTA(CommonParts):
     def _average(
         self, state: State, groups: Mapping[int, int], arrivals: Mapping[int, Arrival]
     ) -> tuple[dict[int, Tree], dict[int, Tree]]:
-        """Eq. 5: the mean of each group, and its mean update; a group without devices is removed.
+        """Eq. 5: the mean of each group, and its mean gradient; a group without devices is removed.
 
         A device that joins a group from another one began with another model: it counts from the
         next round on. In a new group those devices count that began with its commonest model.
         """
         models: dict[int, Tree] = {}
-        moved: dict[int, Tree] = {}
+        gradients: dict[int, Tree] = {}
         for group in sorted(set(groups.values())):
             members = []
             origins: Counter[int] = Counter()
@@ -333,18 +360,21 @@ class FedAPTA(CommonParts):
                 origin = min(counts, key=lambda o: (-counts[o], o))
             begun = model_at(state, origin)
             mean = self.mean.start(begun)
-            update = WeightedMean().start(_zeros(trees.pick(begun, state.params)))
+            before = state.gradients.get(group)
+            if before is None:
+                before = _zeros(trees.pick(begun, state.params))
+            gradient_mean = WeightedMean().start(before)
             counted = [k for k in members if arrivals[k].origin == origin]
             for k in counted:
                 mean.add(arrivals[k].model, arrivals[k].examples)
-                if self.drift:
-                    update.add(arrivals[k].update, arrivals[k].examples)
+                own = arrivals[k].gradient
+                if own is not None:
+                    # Over the devices that have the weight: their corrections then add up to 0.
+                    gradient_mean.add(own.values, arrivals[k].examples, own.mask)
             models[group] = mean.value() if counted else begun
-            if self.drift and counted:
-                moved[group] = update.value()
-            elif group in state.moved:
-                moved[group] = state.moved[group]
-        return models, moved
+            if self.drift == "feddc":
+                gradients[group] = gradient_mean.value() if counted else before
+        return models, gradients
 
     def server_metrics(self, state: State) -> Mapping[str, float]:
         """FedAPTA: how many groups there are, and how many devices the largest has."""
@@ -357,60 +387,74 @@ class FedAPTA(CommonParts):
         """Train at the device's ratio and send; to use the model, nothing need be done."""
         if verb == "use":
             return ()
-        if not self.drift:
-            return {"train": (Train(self.objective, self.local), Give(send_masked))}[verb]
-        return {
-            "train": (
-                Edit(self._begin),
-                Train(self.objective + self.correct, self.local),
-                Give(self._send_drift, expected_drift),
-            )
-        }[verb]
+        objective = self.objective
+        if self.drift == "feddc":
+            objective = objective + self.correct
+        train = Train(objective, self.local)
+        if self.drift == "none":
+            return {"train": (train, Give(send_masked))}[verb]
+        give = Give(self._send_drift, partial(expected_drift, last=self.last))
+        return {"train": (Edit(self._begin), train, give)}[verb]
 
     def _begin(self, carry: Carry, client: Client) -> Carry:
         """What the device kept of its drift, where it has the weight; 0 at first, or if regrouped.
 
-        So is its correction: without an update of the round before there is nothing to correct. Nor
-        is there for a weight that the device lacked then: that it did not change is not evidence.
+        So is its correction: without a gradient of its own there is nothing to correct. Nor is
+        there for a weight that the device lacked in its last round: it has no evidence of it.
         """
         mask = carry.get("model.mask", {})
         group = carry["settings"]["group"]
         kept_for = carry.get("drift_group")
         is_same_group = kept_for is not None and float(kept_for["number"]) == float(group)
         nothing = _zeros(trees.pick(carry["model"], client.layout.params))
-        drift = nothing
-        along = nothing
-        if is_same_group:
-            drift = trees.apply_mask(carry["drift"], mask)
-            local = self.local or LocalTraining()
-            over = batches_of(client.net, Train(self.objective, local))
-            seen = over.seen(client.info.examples)
-            steps = max(1, local.epochs * math.ceil(seen / over.size))
-            lr = float(learning_rate(local, carry))
-            along = correction(carry["own_update"], carry["group_update"], steps, lr)
-            along = trees.apply_mask(trees.apply_mask(along, mask), carry["had"])
-        return {**carry, "drift": drift, "correction": along}
+        begun = {**carry, "drift": nothing, "correction": nothing}
+        if not is_same_group:
+            return begun
+        begun["drift"] = trees.apply_mask(carry["drift"], mask)
+        if self.drift == "feddc":
+            weight = float(carry["settings"]["weight"])
+            along = correction(carry["own_gradient"], carry["group_gradient"], weight)
+            begun["correction"] = trees.apply_mask(trees.apply_mask(along, mask), carry["had"])
+        return begun
 
     def _send_drift(self, carry: Carry, client: Client) -> Outcome:
-        """The sub-model and its drift; the device keeps the drift, its update and what it had."""
+        """The sub-model with its drift; the device keeps the drift, and its gradient.
+
+        The last layers are sent once more as they were trained: the server compares these.
+        """
         mask = carry.get("model.mask")
         names = client.layout.params
         trained = trees.pick(carry["local"], names)
         received = trees.pick(carry["model"], names)
-        drift = trees.apply_mask(drifted(carry["drift"], trained, received), mask or {})
-        update = trees.apply_mask(trees.sub(trained, received), mask or {})
+        # 0 where the device has no weight, as all three are.
+        drift = drifted(carry["drift"], trained, received)
+        shifted = carry["local"] | trees.map(torch.add, trained, drift)
+        last = trees.pick(trained, last_layers(client.layout, self.last))
         give = {
-            "model": make_masked_packet(carry["local"], mask),
-            "drift": make_masked_packet(drift, mask),
+            "model": make_masked_packet(shifted, mask),
+            "head": make_masked_packet(last, mask),
         }
-        had = trees.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool), received)
-        # Parameters only: a mask may name running statistics as well, which have no drift.
-        for name, kept in (mask or {}).items():
-            if name in had:
-                had[name] = kept
-        number = {"number": carry["settings"]["group"]}
-        memory = {"drift": drift, "own_update": update, "had": had, "drift_group": number}
+        memory = {"drift": drift, "drift_group": {"number": carry["settings"]["group"]}}
+        if self.drift == "feddc":
+            steps, lr = self._steps_and_rate(carry, client)
+            own = own_gradient(trees.sub(trained, received), carry["correction"], steps, lr)
+            own = trees.apply_mask(own, mask or {})
+            give["gradient"] = make_masked_packet(own, mask)
+            had = trees.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool), received)
+            # Parameters only: a mask may name running statistics as well, which have no drift.
+            for name, kept in (mask or {}).items():
+                if name in had:
+                    had[name] = kept
+            memory |= {"own_gradient": own, "had": had}
         return Outcome(give, memory=memory)
+
+    def _steps_and_rate(self, carry: Carry, client: Client) -> tuple[int, float]:
+        """How many steps the device does in a round, and their learning rate."""
+        local = self.local or LocalTraining()
+        over = batches_of(client.net, Train(self.objective, local))
+        steps = local.epochs * math.ceil(client.count_seen(over) / over.size)
+        # A device without examples does not move, and its gradient is 0.
+        return max(1, steps), float(learning_rate(local, carry))
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Sub-models of these ratios, in turn, 4 bytes a number, down and up; masks do not count.
@@ -432,19 +476,22 @@ class FedAPTA(CommonParts):
         return round(dense_bytes(1, cohort, rounds) * sum(sizes) / len(sizes))
 
 
-LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, adjust=False)
-"""Alg. 3 as it is printed."""
 PRESETS = {
     "paper": FedAPTA(
         ratios=(0.0, 0.2, 0.4, 0.6, 0.8),
         prune=LayerwiseL1(least=0.0),
         grouping=LITERAL,
-        drift=True,
-        local=LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0),
+        drift="server",
+        correct=DriftCorrection(alpha=0.1, weighted=True),
+        use="whole",
+        local=LocalTraining(
+            5, 512, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0, augment=Augment()
+        ),
     )
 }
-"""``fedapta:paper``: ratios, local training and drift of its experiments, layers' ratios by Eq. 1
-alone, and HDBSCAN on this round's updates alone."""
+"""``fedapta:paper``: ratios of its experiments, layers' ratios by Eq. 1 alone, HDBSCAN on this
+round's updates alone; local training, augmentation, drift and the scored model of the authors'
+code. It is for images."""
 
 
 # ---- what follows from a state -------------------------------------------------------------------
@@ -546,30 +593,42 @@ def _origins_before(state: State, groups: Mapping[int, int], group: int) -> Coun
     return counts
 
 
-def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> dict[int, int]:
-    """FedAPTA: the groups as they were; a newcomer joins its nearest neighbour's, or group 0.
-
-    >>> far = torch.tensor([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
-    >>> stay({4: 7, 6: 9}, devices=[4, 5, 6], apart=far)
-    {4: 7, 6: 9, 5: 7}
-    """
-    result = dict(groups)
-    placed_rows = [row for row, k in enumerate(devices) if k in groups]
-    for row, k in enumerate(devices):
-        if k in groups:
-            continue
-        if placed_rows:
-            neighbour = placed_rows[int(apart[row, placed_rows].argmin())]
-            result[k] = groups[devices[neighbour]]
-        else:
-            result[k] = 0
-    return result
+def weights_in_groups(state: State) -> dict[int, float]:
+    """FedAPTA: by device, its examples over the mean of those that start from the same model."""
+    members: dict[int, list[int]] = {}
+    for k, examples in state.examples.items():
+        members.setdefault(origin_of(state, k), []).append(examples)
+    means = {origin: sum(own) / len(own) for origin, own in members.items()}
+    weights = {}
+    for k, examples in state.examples.items():
+        # A device without examples does no step: it needs no weight.
+        if examples:
+            weights[k] = examples / means[origin_of(state, k)]
+    return weights
 
 
-def expected_drift(task: Task, net: Net) -> ExpectedReport:
-    """FedAPTA: the sub-model as it was sent, and a drift of the form of the group's update."""
-    sent = expected_as_sent(task, net).packets
-    return ExpectedReport({"model": sent["model"], "drift": sent["group_update"]})
+def fill_missing(packet: Packet, model: Tree) -> Tree:
+    """FedAPTA: some layers of a device's model, and the server's values where it has none."""
+    filled: Tree = {}
+    for name, leaf in packet.values.items():
+        kept = (packet.mask or {}).get(name)
+        if kept is not None:
+            leaf = torch.where(kept, leaf, model[name])
+        filled[name] = leaf
+    return filled
+
+
+def expected_drift(task: Task, net: Net, last: int) -> ExpectedReport:
+    """FedAPTA: what was sent, and the last layers of the sub-model once more."""
+    packets = dict(expected_as_sent(task, net).packets)
+    if "group_gradient" in packets:
+        # Under another name: a device's own gradient is no update of its group's.
+        packets["gradient"] = packets.pop("group_gradient")
+    model = task.send["model"]
+    values = trees.pick(model.values, last_layers(net.layout, last))
+    head = make_masked_packet(values, model.mask)
+    packets["head"] = ExpectedPacket.of(head.values, head.mask)
+    return ExpectedReport(packets)
 
 
 def _zeros(tree: Tree) -> Tree:

@@ -102,6 +102,10 @@ class Hdbscan:
         return labels
 
 
+LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, adjust=False)
+"""Alg. 3 as it is printed."""
+
+
 # ---- how far devices are from each other ---------------------------------------------------------
 
 
@@ -290,6 +294,26 @@ def _within(similarity: Tensor, rows: Sequence[int]) -> float:
 
 
 # ---- groups that last from round to round --------------------------------------------------------
+
+
+def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> dict[int, int]:
+    """FedAPTA: the groups as they were; a newcomer joins its nearest neighbour's, or group 0.
+
+    >>> far = torch.tensor([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
+    >>> stay({4: 7, 6: 9}, devices=[4, 5, 6], apart=far)
+    {4: 7, 6: 9, 5: 7}
+    """
+    result = dict(groups)
+    placed_rows = [row for row, k in enumerate(devices) if k in groups]
+    for row, k in enumerate(devices):
+        if k in groups:
+            continue
+        if placed_rows:
+            neighbour = placed_rows[int(apart[row, placed_rows].argmin())]
+            result[k] = groups[devices[neighbour]]
+        else:
+            result[k] = 0
+    return result
 
 
 def matched(labels: Mapping[int, int], groups: Mapping[int, int], fresh: int) -> dict[int, int]:

@@ -1,11 +1,13 @@
 """Masks: a client's own, which removes channels first and then weights, and one for all by vote.
 
 A hybrid rule is called with a client's trained weights, their scores and the rates of its layers.
-It returns the client's mask, which lies inside the mask it trained under.
+It returns the client's mask, which lies inside the mask it trained under. ``kept_share`` is what it
+keeps of the prunable weights of a whole network at these rates: its nominal density.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,7 @@ from ...errors import check
 from ...nets.layout import Layout
 from ...parts.mask import best
 from ...trees import Mask
+from .rates import mean_rate
 
 # ---- one mask for all, by vote -------------------------------------------------------------------
 
@@ -153,13 +156,20 @@ class Hybrid:
         channels = keep_channels(weights, shares, mask, groups, layout)
         return keep_weights(scores, counts, channels, mask, groups, layout.shapes)
 
+    def kept_share(
+        self, rates: Mapping[str, float], groups: Sequence[ChannelGroup], layout: Layout
+    ) -> float:
+        """FedLayerPrune: as the rates say: single weights make up for what channels do not take."""
+        return 1 - mean_rate(layout, rates)
+
 
 @dataclass(frozen=True)
 class LiteralHybrid:
     r"""FedLayerPrune's hybrid mask as its section 3.2.1 has it.
 
     The best :math:`(1 - p_l)\, C` channels stay, and of the weights inside them the best
-    :math:`1 - p_l`. So a layer keeps about :math:`(1 - p_l)^2`, less than its rate says.
+    :math:`1 - p_l`. So a convolution keeps about :math:`(1 - p_l)^2`, less than its rate says, and
+    less again where the layer before it has lost channels, whose inputs fall as well.
     """
 
     def __call__(
@@ -181,6 +191,15 @@ class LiteralHybrid:
             size = int(inside[name].sum()) if name in inside else mask[name].numel()
             counts[name] = keeps(rate, size)
         return keep_weights(scores, counts, channels, mask, groups, layout.shapes)
+
+    def kept_share(
+        self, rates: Mapping[str, float], groups: Sequence[ChannelGroup], layout: Layout
+    ) -> float:
+        """FedLayerPrune: of every layer, what its rate leaves of the weights inside channels."""
+        kept = 0
+        for name, size in count_inside_channels(rates, groups, layout).items():
+            kept += keeps(rates[name], size)
+        return kept / layout.count(rates)
 
 
 def keeps(rate: float, size: int) -> int:
@@ -209,12 +228,33 @@ def keep_channels(
         alive = find_channels_with_filters(group, mask)
         if not bool(alive.any()):
             continue
-        # Tied layers lose the same channels: by the lowest rate none loses more than its own.
-        rate = min(rates[place.tensor] for place in group.places_with("filter"))
-        count = max(1, group.size - int(rate * group.size))
+        count = count_kept_channels(group, rates)
         # In single precision, so that rounding in the last place cannot decide between equals.
         channels[group.name] = best(lengths[group.name].float(), count, among=alive)
     return channels
+
+
+def count_kept_channels(group: ChannelGroup, rates: Mapping[str, float]) -> int:
+    """FedLayerPrune: the number of a group's channels that stay at these rates; never none."""
+    # Tied layers lose the same channels: by the lowest rate none loses more than its own.
+    rate = min(rates[place.tensor] for place in group.places_with("filter"))
+    return max(1, group.size - int(rate * group.size))
+
+
+def count_inside_channels(
+    rates: Mapping[str, float], groups: Sequence[ChannelGroup], layout: Layout
+) -> dict[str, int]:
+    """FedLayerPrune: the number of weights of each layer that are left with its channels.
+
+    Filters of removed channels are gone, and so is what later layers read of these.
+    """
+    left = {name: list(layout.shapes[name]) for name in rates}
+    for group in loses_channels(groups, layout):
+        count = count_kept_channels(group, rates)
+        for place in group.places_with("filter", "input"):
+            # Whichever channels stay, the others are as many: here the last ones.
+            left[place.tensor][place.dim] -= int((place.index >= count).sum())
+    return {name: math.prod(dims) for name, dims in left.items()}
 
 
 def loses_channels(groups: Sequence[ChannelGroup], layout: Layout) -> list[ChannelGroup]:

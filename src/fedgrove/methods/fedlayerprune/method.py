@@ -31,7 +31,7 @@ are printed, ``reported`` the density of its tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -76,7 +76,6 @@ from .rates import (
     Piecewise,
     base_for,
     capped,
-    mean_rate,
     proportion_of,
     rate_of_device,
 )
@@ -177,7 +176,18 @@ class FedLayerPrune(CommonParts):
             return 0.0
         if self.p_base is not None:
             return self.p_base
-        return base_for(self.density, self.rates, self.schedule, net.layout, rounds, self.p_max)
+        return base_for(self.density, self._kept_at(net), self.schedule, rounds, self.p_max)
+
+    def _kept_at(self, net: Net) -> Callable[[float], float]:
+        """The share of the prunable weights that a client keeps, by p_base times beta."""
+        layout = net.layout
+        groups = find_groups(net)
+
+        def kept(p: float) -> float:
+            rates = capped(self.rates(layout, p), self.p_max)
+            return self.hybrid.kept_share(rates, groups, layout)
+
+        return kept
 
     def _proportions(self, setup: Setup) -> dict[int, float]:
         if not self.devices:
@@ -373,13 +383,18 @@ class FedLayerPrune(CommonParts):
         ]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """Section 3.4: 2 (4 sum_l r_l d_l + d / 8) per client and round, at the nominal rates."""
+        """Section 3.4: 2 (4 sum_l r_l d_l + d / 8) per client and round, at the nominal rates.
+
+        r_l is what the hybrid rule keeps at them: of a ``LiteralHybrid`` less than 1 - p_l.
+        """
         layout = net.layout
         p_base = self._base(net, rounds)
+        kept_at = self._kept_at(net)
+        never_pruned = layout.size - layout.prunable_size
         numbers = 0.0
         for t in range(rounds):
-            rates = capped(self.rates(layout, p_base * self.schedule(t, rounds)), self.p_max)
-            numbers += layout.size - mean_rate(layout, rates) * layout.prunable_size
+            kept = kept_at(p_base * self.schedule(t, rounds))
+            numbers += never_pruned + kept * layout.prunable_size
         # d counts biases and norms too: the paper has one bit for every parameter.
         bitmap = math.ceil(layout.size / 8)
         return round(2 * cohort * (4 * numbers + rounds * bitmap))

@@ -328,16 +328,19 @@ def mean_rate(layout: Layout, rates: Mapping[str, float]) -> float:
 
 def base_for(
     density: float,
-    rates: LayerRates,
+    kept_at: Callable[[float], float],
     schedule: Piecewise,
-    layout: Layout,
     rounds: int,
     p_max: float,
 ) -> float:
     """FedLayerPrune: the p_base with which a client keeps ``density``, averaged over the rounds.
 
-    The density is the kept share of the prunable weights. One that the cap does not allow is
-    refused.
+    Args:
+        density: The kept share of the prunable weights. One that the cap does not allow is refused.
+        kept_at: That share in a round where p_base times beta is what it is called with.
+        schedule: How the rates grow.
+        rounds: The number of rounds.
+        p_max: The cap, for the refusal.
     """
 
     # Most rounds share their factor with others: the level parts of the schedule.
@@ -346,7 +349,7 @@ def base_for(
     def kept(p_base: float) -> float:
         total = 0.0
         for factor, count in factors.items():
-            total += count * (1 - mean_rate(layout, capped(rates(layout, p_base * factor), p_max)))
+            total += count * kept_at(p_base * factor)
         return total / rounds
 
     # So high a base that every layer which is pruned at all is at the cap in every round.
