@@ -192,6 +192,24 @@ def test_only_pieces_of_messages_are_long(path: str, doors: Doors) -> None:
     assert doors.post(f"/v1/fleet/{path}", b"x" * MOST_OTHER_BYTES)[0] == 200
 
 
+def test_a_header_has_a_limit(doors: Doors) -> None:
+    """It is read before anyone has shown a key."""
+    trusted = ssl.create_default_context(cafile=str(doors.keys / "ca.crt"))
+    plain = socket.create_connection(("127.0.0.1", doors.site.port), 20)
+    with trusted.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+        connection.sendall(f"POST {FLEET} HTTP/1.1\r\nX-Long: ".encode())
+        connection.settimeout(5)
+        # It may be closed before all is sent; a proxy without a limit would wait for more.
+        answer = b""
+        with suppress(ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            for _ in range(16):
+                connection.sendall(b"x" * 2**20)
+        with suppress(ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            answer = connection.recv(100)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert doors.post(FLEET)[0] == 200
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="memory is read from /proc")
 def test_one_key_cannot_fill_the_memory(doors: Doors) -> None:
     """Many requests of nearly the longest body, none of which is completed."""

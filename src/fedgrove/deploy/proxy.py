@@ -35,6 +35,8 @@ PORT = 8443
 SUPERLINK = "127.0.0.1:8000"
 MOST_BYTES = 32 * 2**20
 """The longest body of a request with a piece of a message: Flower sends pieces of 5 MiB."""
+MOST_HEAD_BYTES = 2**16
+"""The most bytes of a request before its body."""
 PIECES = "/v1/fleet/push-object"
 MOST_OTHER_BYTES = 2**16
 """The longest body of any other request. One that announces a message has 70 bytes for each of its
@@ -265,6 +267,9 @@ def serve_nodes(
         ssl_certfile=path / "server.crt",
         ssl_keyfile=path / "server.key",
         lifespan="off",
+        # uvicorn's other parser reads headers without a limit, before anyone has shown a key.
+        http="h11",
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         ws="none",
         server_header=False,
         log_level="warning",
