@@ -23,7 +23,8 @@ from fedgrove.cli import watch as module
 from fedgrove.runs import follow
 from fedgrove.runs.lock import locked
 
-LINE = {"round": 1, "bytes_up": 1 << 20, "bytes_down": 0, "accuracy_mean": 0.5, "seconds": 1.5}
+LINE = {"round": 1, "counts": True, "bytes_up": 1 << 20, "bytes_down": 0, "bytes_up_parts": {}}
+LINE |= {"bytes_down_parts": {}, "accuracy_mean": 0.5, "seconds": 1.5}
 SMALL = ["--clients", "4", "--cohort", "2", "--net", "mlp:hidden=8", "--engine", "serial"]
 
 
