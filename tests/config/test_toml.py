@@ -53,7 +53,7 @@ def test_every_method_comes_back_equal(name: str) -> None:
         assert from_toml(to_toml(experiment)) == experiment
 
 
-NEED_MORE_THAN_A_NAME = {"GatedLoss", "Responsible", "Sum"}
+NEED_MORE_THAN_A_NAME = {"GatedLoss", "MaskedLoss", "Responsible", "Sum"}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class ListOptions(Options):
 
 
 def list_(options: ListOptions) -> None:
-    """List the methods, data sets, partitions, nets, parts, engines or faults."""
+    """List methods, data sets, partitions, nets, parts and more."""
     from ..report.terminal import print_pairs
 
     lists = read_index().lists
