@@ -409,13 +409,17 @@ def clean_text(text: str, most: int = LONGEST_SENTENCE) -> str:
 def first_line(error: Exception) -> str:
     """Return the first line of another library's error, to be quoted in a sentence.
 
+    It may quote what a file contains, so characters that cannot be printed become question marks.
+
     >>> first_line(ValueError("no such shape: (2, 3)\\nwhile tracing"))
     'no such shape: (2, 3)'
+    >>> first_line(ValueError("no such dtype: \\x1b[31m"))
+    'no such dtype: ?[31m'
     >>> first_line(ValueError())
     'no reason given'
     """
     text = str(error).strip() or "no reason given"
-    return text.splitlines()[0]
+    return make_printable(text.splitlines()[0])
 
 
 def check_has_end(name: str, path: Path) -> None:
