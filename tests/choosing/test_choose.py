@@ -239,6 +239,36 @@ def test_data_made_in_python(tmp_path: Path) -> None:
     assert "of one seed)" in found.found["sentence"]
 
 
+def test_only_trials_hold_out_of_arrays(tmp_path: Path) -> None:
+    """The full runs train on everything, as the printed call does."""
+    x = torch.arange(80.0).reshape(20, 4) % 7
+    y = torch.arange(20) % 2
+    words = {**TINY, "methods": ["local", "fedavg"], "seeds": 1, "rounds": 2, "finetune": (0,)}
+    del words["clients"]
+    words |= {"data": {"ann": (x, y), "ben": (x + 1, y)}, "net": torch.nn.Linear(4, 2)}
+    found = fg.choose(**words, validation=0.5, hindsight=True, out=tmp_path / "choice")
+    assert "validation" not in found.command
+    for part, examples in (("first", 8), ("full", 16)):
+        summary = RunFolder(tmp_path / "choice" / part / "fedavg-s0").summary
+        assert summary is not None
+        # 4 of 20 examples are for testing.
+        assert summary["train_examples_clients"] == {"0": examples, "1": examples}
+
+
+def test_the_printed_command_holds_nothing_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "choose --data digits --clients 3 --cohort 1 --rounds 2 --trial 2 --epochs 1 --seeds 1"
+    more = "--methods local,fedavg --finetune 0 --validation 0.3 --engine serial --hindsight"
+    assert main([*words.split(), *more.split(), "--out", str(tmp_path / "c")]) == 0
+    found = RunFolder(tmp_path / "c" / "full" / "local-s0").summary
+    assert found is not None
+    assert found["validation"] == 0
+    out = capsys.readouterr().out
+    (printed,) = [line for line in out.splitlines() if line.startswith("fedgrove run ")]
+    assert "validation" not in printed
+
+
 def test_other_data_made_in_python_are_another_choice(tmp_path: Path) -> None:
     words = {**TINY, "methods": ["local", "fedavg"], "seeds": 1, "rounds": 2, "finetune": (0,)}
     del words["clients"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from fedgrove.report.comparison_report import ComparedRun, find_front, make_comp
 from fedgrove.report.seed_averages import (
     average_over_seeds,
     csv_table,
+    latex_table,
     markdown_table,
     write_paper_table,
 )
@@ -75,6 +77,53 @@ def test_data_sets_are_not_mixed() -> None:
     assert "<h2>made, accuracy</h2>" in page
     assert "<h2>digits, accuracy</h2>" in page
     assert "has the best score" not in page
+
+
+def test_runs_of_other_metrics_or_splits_are_told_apart() -> None:
+    """Each run is an entry of its own, in its own chart, with what differs in columns."""
+    first = run("fedavg", 0, 0.7, 10)
+    other = run("fedavg", 1, 0.6, 10)
+    assert first.summary is not None
+    assert other.summary is not None
+    scores = {
+        name.replace("accuracy", "macro_f1"): value
+        for name, value in other.summary.items()
+        if name.startswith("accuracy")
+    }
+    changed = other.summary | scores | {"metric": "macro_f1", "split": "official"}
+    changed["finetune"] = {"0": scores}
+    changed["train_examples"] = 9.0
+    for name in list(changed):
+        if name.startswith("accuracy"):
+            del changed[name]
+    runs = [
+        replace(first, summary={**first.summary, "split": "random", "train_examples": 7.0}),
+        replace(other, summary=changed),
+    ]
+    page = make_comparison_report(runs).html()
+    assert "has the best score" not in page
+    assert "<h2>made, split random, accuracy</h2>" in page
+    assert "<h2>made, split official, macro_f1</h2>" in page
+    for head in ("split", "train examples", "metric"):
+        assert f">{head}</th>" in page
+    groups = average_over_seeds({each.run.rsplit("/")[-1]: each.summary for each in runs})
+    assert [group["group"] for group in groups] == ["fedavg-s0", "fedavg-s1"]
+    table = markdown_table(groups)
+    assert table.startswith("| entry | split | train examples | metric | score |")
+    assert "| fedavg-s0 | random | 7 | accuracy % | 70.0 |" in table
+    assert "| fedavg-s1 | official | 9 | macro_f1 % | 60.0 |" in table
+    assert "& macro\\_f1 \\% & 60.0 &" in latex_table(groups)
+    rows = list(csv.DictReader(io.StringIO(csv_table(groups))))
+    assert [(row["split"], row["train_examples"]) for row in rows] == [
+        ("random", "7.0"),
+        ("official", "9.0"),
+    ]
+
+
+def test_the_score_of_a_table_for_a_paper_has_the_name_of_its_metric() -> None:
+    groups = average_over_seeds({each.run.rsplit("/")[-1]: each.summary for each in RUNS})
+    assert markdown_table(groups).startswith("| entry | accuracy % | fine-tuned epochs |")
+    assert "entry & accuracy \\% & fine-tuned epochs &" in latex_table(groups)
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12)

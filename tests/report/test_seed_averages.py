@@ -73,6 +73,41 @@ def test_runs_that_trained_on_another_share_of_the_data_are_not_paired() -> None
     )
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"validation": 0.2}, {"split": "official"}, {"rounds": 9}, {"method": "b"}, {"data": "motion"}],
+)
+def test_runs_whose_names_differ_in_the_seed_have_no_mean_if_they_are_of_other_data(
+    other: dict[str, Any],
+) -> None:
+    """A file name is no proof: a mean over runs of two kinds would be of neither."""
+    runs = {"a-s0": summary("a", 0, 0.5), "a-s1": summary("a", 1, 0.7) | other}
+    groups = average_over_seeds(runs)
+    assert [(group["group"], group["seeds"]) for group in groups] == [("a-s0", [0]), ("a-s1", [1])]
+    file = io.StringIO()
+    print_seed_averages(groups, file)
+    for name, value in other.items():
+        if name not in ("rounds", "method"):
+            assert str(value) in file.getvalue()
+
+
+def test_fine_tuned_and_other_runs_have_no_common_mean() -> None:
+    tuned = summary("a", 1, 0.7, finetune={"3": {}})
+    assert len(average_over_seeds({"a-s0": summary("a", 0, 0.5), "a-s1": tuned})) == 2
+
+
+def test_amounts_of_training_data_are_averaged_and_decide_on_pairs() -> None:
+    runs = {f"a-s{s}": summary("a", s, 0.5, train_examples=10.0 + s) for s in (0, 1)}
+    others = {f"b-s{s}": summary("b", s, 0.5, train_examples=20.0) for s in (0, 1)}
+    a, b = average_over_seeds(runs | others)
+    # (10 + 11) / 2
+    assert (a["train_examples"], b["train_examples"]) == (10.5, 20.0)
+    assert b["paired"] == []
+    # An older run does not say how many there were.
+    older = {f"b-s{s}": summary("b", s, 0.5) for s in (0, 1)}
+    assert average_over_seeds(runs | older)[1]["paired"]
+
+
 def test_one_seed_has_no_deviation_and_no_pair() -> None:
     a, b = average_over_seeds({"a-s0": summary("a", 0, 0.5), "b-s0": summary("b", 0, 0.6)})
     assert a["accuracy_mean_std"] is None

@@ -88,6 +88,34 @@ def test_nothing_is_marked_across_unlike_rounds() -> None:
     assert [line.split()[0] for line in lines if "*" in line[1:]] == ["b"]
 
 
+def test_runs_that_trained_on_different_amounts_say_so_and_are_not_compared() -> None:
+    lines = printed(
+        summary(0.9, run="a", validation=0.0, train_examples=71.45),
+        summary(0.8, run="b", validation=0.2, train_examples=57.1),
+    )
+    assert lines[1].split()[0] == "train"
+    assert lines[2].split()[:3] == ["run", "validation", "examples"]
+    assert lines[3].split()[:3] == ["a", "0.0", "71"]
+    assert lines[4].split()[:3] == ["b", "0.2", "57"]
+    assert not any("*" in line for line in lines)
+    assert "train examples: of one client, mean" in lines
+    assert "no run is marked as the best: they held out 0.0 and 0.2 for validation" in lines
+    # Equal amounts need no column; a share of all runs is above the table.
+    lines = printed(*(summary(0.9, run=run, validation=0.2, train_examples=57.1) for run in "ab"))
+    assert "validation 0.2" in lines[0]
+    assert not any("examples" in line for line in lines)
+    # Without a hold-out, which is usual, nothing is said.
+    lines = printed(*(summary(0.9, run=run, validation=0.0) for run in "ab"))
+    assert not any("validation" in line for line in lines)
+
+
+def test_other_files_of_a_data_set_give_other_amounts() -> None:
+    lines = printed(summary(0.9, run="a", train_examples=71.0), summary(0.8, run="b"))
+    assert not any("examples" in line for line in lines)
+    both = summary(0.9, run="a", train_examples=71.0), summary(0.8, run="b", train_examples=9.0)
+    assert [line.split()[1] for line in printed(*both)[3:5]] == ["71", "9"]
+
+
 def test_tasks_have_their_clients_and_bytes() -> None:
     form = {"metric": "accuracy", "more_is_better": True, "share": True}
     scores = {"std": 0.0, "worst": 0.5, "worst10": 0.5, "bytes_up": 1 << 20, "bytes_down": 12}

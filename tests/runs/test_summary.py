@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedgrove as fg
 from fedgrove import data, methods
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
 from fedgrove.runs.summary import find_true_kinds, measure_purity, purity
+
+QUIET: dict[str, Any] = {"engine": "serial", "progress": False}
 
 
 def test_golden() -> None:
@@ -55,3 +59,36 @@ def test_truth_is_the_task_or_the_kind_of_the_round(tmp_path: Path) -> None:
     assert find_true_kinds(digits, 0) == {}
     crowd = build(methods.make("ifca"), data.load("crowd", clients=20), Memory(tmp_path))
     assert find_true_kinds(crowd, 0) == {}
+
+
+def test_a_summary_has_the_number_of_examples_that_each_client_trained_on(tmp_path: Path) -> None:
+    for validation in (0.0, 0.25):
+        federation = data.load("digits", clients=3, validation=validation)
+        result = fg.run(
+            "fedavg", data=federation, rounds=1, epochs=1, out=tmp_path / str(validation), **QUIET
+        )
+        sizes = {str(k): len(client.train) for k, client in federation.clients.items()}
+        assert result.summary["train_examples_clients"] == sizes
+        assert result.summary["train_examples"] == round(sum(sizes.values()) / 3, 8)
+        assert f"{sum(sizes.values()) / 3:,.0f} training examples of one client" in (
+            tmp_path / str(validation) / "report.html"
+        ).read_text().replace("&nbsp;", " ")
+
+
+def test_a_summary_counts_the_examples_of_the_scored_clients_among_very_many(
+    tmp_path: Path,
+) -> None:
+    words = {"data": "crowd", "clients": 100_000, "cohort": 2, "rounds": 1, "epochs": 1}
+    result = fg.run("fedavg", **words, score_on=3, out=tmp_path / "some", **QUIET)
+    assert len(result.summary["train_examples_clients"]) == 3
+    result = fg.run("fedavg", **words, score_on=0, out=tmp_path / "none", **QUIET)
+    assert result.summary["train_examples"] is None
+
+
+def test_examples_are_those_of_the_last_round(tmp_path: Path) -> None:
+    """With a switch, some clients have other data from the middle of the run on."""
+    federation = data.load("digits", clients=4, partition="classes:2", scenario="switch:1:1")
+    result = fg.run("fedavg", data=federation, rounds=2, epochs=1, out=tmp_path / "run", **QUIET)
+    sizes = {str(k): len(federation.client(k, 1).train) for k in federation.ids}
+    assert result.summary["train_examples_clients"] == sizes
+    assert sizes != {str(k): len(federation.client(k, 0).train) for k in federation.ids}

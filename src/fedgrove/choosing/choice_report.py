@@ -165,6 +165,8 @@ def command(planned: ChoicePlan, pick: Trial) -> str:
     given = {**planned.run_options, "rounds": planned.rounds, "finetune": (pick.epochs,)}
     if not pick.epochs:
         given.pop("finetune")
+    # Only trials hold data out: the full run trains on everything that is not test data.
+    given.pop("validation", None)
     given |= planned.running
     # Data, a net or an engine that were made in Python cannot be typed.
     if any(map(_is_object, given.values())):
@@ -235,7 +237,10 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
         _print_hindsight(found)
     print()
     if "=..." in found["command"]:
-        print_text("In Python, with what was given in place of each ...:")
+        how = "In Python, with what was given in place of each ..."
+        if "data=..." in found["command"]:
+            how += " (a federation loaded again, without validation)"
+        print_text(f"{how}:")
     # Whole, so that it can be pasted.
     print(found["command"])
     if path is not None:

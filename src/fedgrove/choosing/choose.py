@@ -113,6 +113,8 @@ class ChoicePlan:
     """Rounds of a trial."""
     chosen: Sequence[Chosen]
     left_out: Mapping[str, str]
+    full_data: Any
+    """The data of full runs, from which nothing is held out unless it is a user's federation."""
     federations: Federations
     net: Net
     clients: int
@@ -128,15 +130,16 @@ class ChoicePlan:
 
     def in_full(self) -> dict[str, Experiment]:
         """Plan the candidates in full, as the command that is printed would run them."""
-        usual = Experiment(self.base.method).validation
         base = replace(
             self.base,
+            data=self.full_data,
             rounds=self.rounds,
             evaluate=0,
-            validation=self.run_options.get("validation", usual),
+            # Only trials hold data out.
+            validation=0.0,
         )
-        if isinstance(self.base.data, Federation):
-            base = replace(base, validation=self.base.validation)
+        if isinstance(self.full_data, Federation):
+            base = replace(base, validation=self.full_data.validation)
         names = [fit.method for fit in self.chosen]
         return self._each(names, self.seeds, self.rounds, base)
 
@@ -228,6 +231,7 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         trial=_choose_trial_rounds(options.trial, rounds),
         chosen=chosen,
         left_out=left_out,
+        full_data=load_own_data({**values, "validation": 0.0})["data"],
         federations=federations,
         net=base_plan.run.net,
         clients=len(base_plan.run.infos),

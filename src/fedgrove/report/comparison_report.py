@@ -18,7 +18,7 @@ from ..errors import list_some
 from . import charts, seed_averages, tables
 from .charts import Chart, Marks, Series, thin_out
 from .page import COLOURS, Page
-from .seed_averages import Group, strip_seed
+from .seed_averages import Group
 from .tables import Scores, Summary, read_column
 from .terminal import split_common_folder
 
@@ -67,8 +67,10 @@ def make_comparison_report(
     finished = [each.summary for each in runs if each.summary is not None]
     unfinished = len(runs) - len(finished)
     warning = f"{unfinished} of {len(runs)} runs are not finished" if unfinished else ""
-    groups = seed_averages.average_over_seeds({each.run: each.summary for each in runs})
-    sections = _make_sections(groups, runs)
+    members = {each.run: each.summary for each in runs}
+    labels = seed_averages.label_runs(members)
+    groups = seed_averages.average_over_seeds(members, labels)
+    sections = _make_sections(groups, runs, labels)
     if not lead and len(sections) == 1:
         lead = headline(groups)
     return Page(
@@ -82,6 +84,7 @@ def make_comparison_report(
         runs=runs,
         scores_of=Scores.from_summary,
         score_name=_name_score(finished),
+        differences=_list_differences(runs),
         groups=groups,
         paper_columns=seed_averages.paper_columns(groups),
         paper_rows=seed_averages.paper_rows(groups),
@@ -109,6 +112,23 @@ def _name_score(finished: Sequence[Summary]) -> str:
     names = {Scores.from_summary(each).name for each in finished if "tasks" not in each}
     name = names.pop() if len(names) == 1 else "score"
     return f"{name} {_describe_common(map(tables.finetune_epochs, finished))}"
+
+
+def _list_differences(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
+    """Return the columns of what runs differ in: data, their division and amount, and metric."""
+    found = seed_averages.differing_columns([each.summary for each in runs if each.summary is not None])
+    metrics = []
+    for each in runs:
+        if each.summary is not None:
+            is_mixed = "tasks" in each.summary
+            metrics.append("by task" if is_mixed else Scores.from_summary(each.summary).name)
+    if len(set(metrics)) > 1:
+        found["metric"] = metrics
+    columns = {}
+    for name, cells in found.items():
+        known = iter(cells)
+        columns[name] = ["-" if each.summary is None else next(known) for each in runs]
+    return columns
 
 
 def _describe_common(epochs: Iterable[int]) -> str:
@@ -185,11 +205,13 @@ def _mebibytes(group: Group) -> float:
 
 @dataclass(frozen=True)
 class _Section:
-    """Entries that can be drawn in one chart: of one data set, one task and one metric."""
+    """Entries that can be drawn in one chart: of one division of data, one task and one metric."""
 
     name: str
     groups: list[Group]
     runs: Sequence[ComparedRun]
+    labels: Mapping[str, str]
+    """The name of each run's entry."""
 
     @property
     def scores(self) -> Scores:
@@ -232,7 +254,7 @@ class _Section:
         # The averages of a task are of the last length only.
         if "task" not in first:
             for name, summary in members.items():
-                if strip_seed(name) == first["group"]:
+                if self.labels[name] == first["group"]:
                     lengths = list(summary.get("finetune") or {})
         title = f"{self.scores.title}, mean over clients"
         labels = list(map(itemgetter("group"), self.groups))
@@ -335,7 +357,7 @@ class _Section:
         """Return (round, MiB so far, score) of an entry, mean over seeds."""
         points: dict[int, list[tuple[float, float]]] = {}
         for each in self.runs:
-            if strip_seed(each.run) != label or each.summary is None:
+            if self.labels[each.run] != label or each.summary is None:
                 continue
             sent = 0.0
             for line in each.lines:
@@ -353,19 +375,21 @@ class _Section:
         return thin_out(averages, MOST_POINTS)
 
 
-def _make_sections(groups: Sequence[Group], runs: Sequence[ComparedRun]) -> list[_Section]:
-    data_of: dict[str, str] = {}
-    for each in runs:
-        if each.summary is not None:
-            data_of.setdefault(strip_seed(each.run), str(each.summary["data"]))
+def _make_sections(
+    groups: Sequence[Group], runs: Sequence[ComparedRun], labels: Mapping[str, str]
+) -> list[_Section]:
+    different = seed_averages.differing_columns(groups)
     sections: dict[str, _Section] = {}
-    for group in groups:
-        parts = [data_of[group["group"]]]
+    for i, group in enumerate(groups):
+        parts = [str(group.get("data", ""))]
+        for option in tables.DIVISION[1:]:
+            if option in different:
+                parts.append(f"{option} {different[option][i]}")
         if "task" in group:
             parts.append(group["task"])
         parts.append(Scores.from_summary(group).metric)
         name = ", ".join(parts)
-        sections.setdefault(name, _Section(name, [], runs)).groups.append(group)
+        sections.setdefault(name, _Section(name, [], runs, labels)).groups.append(group)
     return list(sections.values())
 
 

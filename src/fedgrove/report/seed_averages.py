@@ -30,16 +30,8 @@ Group = Mapping[str, Any]
 """The averages of a method with its settings, as :func:`average_over_seeds` returns them."""
 SAME_DATA = ("metric", "data", "task", "partition", "scenario", "split", "validation", "clients")
 """Runs are paired by seed only if these agree: then the same seed means the same data."""
-PAPER_COLUMNS = (
-    "entry",
-    "score",
-    "fine-tuned epochs",
-    "worst client",
-    "pooled",
-    "MiB up",
-    "MiB down",
-    "seeds",
-)
+SAME_ENTRY = ("method", *tables.DIVISION, "rounds")
+"""Runs have a common mean over seeds only if these agree, with metric and fine-tuning."""
 TABLE_FORMATS = (".md", ".tex", ".csv")
 
 
@@ -49,11 +41,14 @@ __getattr__ = find_old_names(__name__)
 # ---- averages ------------------------------------------------------------------------------------
 
 
-def average_over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
+def average_over_seeds(
+    members: Mapping[str, Summary | None], labels: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Average the results of each method and settings over seeds, for tables.
 
     Args:
         members: The summaries by the names of the runs; None for a run without a summary.
+        labels: The name of each run's entry; by default :func:`label_runs` of the members.
 
     Returns:
         A dictionary per method and settings. ``accuracy_mean`` and ``accuracy_worst`` (or the same
@@ -66,8 +61,9 @@ def average_over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, 
     """
     runs_of: dict[tuple[str, str], dict[int, Summary]] = {}
     started: dict[str, int] = {}
+    labels = labels or label_runs(members)
     for name, summary in members.items():
-        label = strip_seed(name)
+        label = labels[name]
         started[label] = started.get(label, 0) + 1
         # A run with --score-on 0 has nothing to compare.
         if summary is not None and summary.get("scored") != 0:
@@ -84,6 +80,22 @@ def average_over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, 
         if difference is not None:
             groups[later]["paired"].append({"against": earlier[0], **difference})
     return list(groups.values())
+
+
+def label_runs(members: Mapping[str, Summary | None]) -> dict[str, str]:
+    """Return the name of each run's entry in tables over seeds: its own name without the seed.
+
+    Runs that differ in method, data, division, rounds, metric or fine-tuning have no common mean.
+    If their names differ in the seed only, each is an entry of its own, with its whole name.
+    """
+    kinds: dict[str, set[tuple[Any, ...]]] = {}
+    for name, summary in members.items():
+        if summary is not None:
+            options = [summary.get(key) for key in SAME_ENTRY]
+            kind = (_metric(summary), tables.finetune_epochs(summary), *options)
+            kinds.setdefault(strip_seed(name), set()).add(kind)
+    mixed = {label for label, found in kinds.items() if len(found) > 1}
+    return {name: name if strip_seed(name) in mixed else strip_seed(name) for name in members}
 
 
 def strip_seed(name: str) -> str:
@@ -116,7 +128,7 @@ def average_after(members: Mapping[str, Summary], epochs: str) -> list[dict[str,
         if epochs in summary["finetune"]:
             scores = summary["finetune"][epochs]
             tuned[name] = {**summary, **scores, "finetune": {epochs: scores}}
-    return average_over_seeds(tuned)
+    return average_over_seeds(tuned, label_runs(members))
 
 
 def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str, Any]:
@@ -138,15 +150,15 @@ def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str,
         "paired": [],
     }
     # A sweep varies neither rounds nor cohort, so those of the first run are those of all.
-    common = ("task", "metric", "more_is_better", "share", "rounds", "cohort")
+    common = ("task", "metric", "more_is_better", "share", *tables.DIVISION, "rounds", "cohort")
     average |= {key: first[key] for key in common if key in first}
     for key in (f"{metric}_worst", f"{metric}_worst10", "density", "virtual_seconds"):
         if first.get(key) is not None:
             average[key] = round(_mean(runs, key), 8)
-    pooled = f"{metric}_pooled"
-    # Some of the runs may be older than this score.
-    if all(run.get(pooled) is not None for run in runs.values()):
-        average[pooled] = round(_mean(runs, pooled), 8)
+    # Some of the runs may be older than these numbers.
+    for key in (f"{metric}_pooled", tables.TRAIN_EXAMPLES):
+        if all(run.get(key) is not None for run in runs.values()):
+            average[key] = round(_mean(runs, key), 8)
     return average
 
 
@@ -210,7 +222,27 @@ def paired_difference(
 def _have_same_data(run: Summary, other: Summary) -> bool:
     if _metric(run) != _metric(other):
         return False
+    amounts = [run.get(tables.TRAIN_EXAMPLES), other.get(tables.TRAIN_EXAMPLES)]
+    # Runs of an older version do not state it.
+    if None not in amounts and amounts[0] != amounts[1]:
+        return False
     return all(run.get(key) == other.get(key) for key in SAME_DATA)
+
+
+def differing_columns(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Return the columns of what entries differ in: their division, and amounts of training data.
+
+    >>> differing_columns([{"split": "random"}, {"split": "official"}])
+    {'split': ['random', 'official']}
+    """
+    found = {}
+    for option in tables.DIVISION:
+        cells = [tables.show_option(group, option) for group in groups]
+        if len(set(cells)) > 1:
+            found[option] = cells
+    if tables.have_different_amounts(groups):
+        found["train examples"] = list(map(tables.format_examples, groups))
+    return found
 
 
 # ---- the table of groups -------------------------------------------------------------------------
@@ -239,9 +271,12 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         "tuned\nepochs": is_tuned,
         pooled.head: _have_pooled(groups),
     }
+    different = differing_columns(groups)
     rows = []
-    for group in groups:
-        cells = _group_cells(group, mean, worst, pooled).items()
+    for i, group in enumerate(groups):
+        entry, *others = _group_cells(group, mean, worst, pooled).items()
+        options = [(_option_column(name), cells[i]) for name, cells in different.items()]
+        cells = [entry, *options, *others]
         rows.append({column: cell for column, cell in cells if shown.get(column.head, True)})
     print_rows(rows, file)
     if not is_tuned:
@@ -262,6 +297,11 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         print_table(head, pairs, file)
         caution = "; not corrected for several pairs" if len(pairs) > 1 else ""
         print_text(f"p: two-sided paired t-test over seeds{caution}", file)
+
+
+def _option_column(name: str) -> Column:
+    """Return the column of what entries differ in."""
+    return Column(name.replace(" ", "\n"), label=name, is_name=name in tables.DIVISION)
 
 
 def _group_cells(group: Group, mean: Column, worst: Column, pooled: Column) -> dict[Column, str]:
@@ -391,10 +431,20 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
 
 
 def paper_columns(groups: Sequence[Group]) -> list[str]:
-    """Return the head of a table for a paper, without ``pooled`` if no group has that score."""
+    """Return the head of a table for a paper.
+
+    The score has the name of its metric. With several metrics there is a column for it. What
+    entries differ in has columns too. ``pooled`` is left out if no group has that score.
+    """
+    metrics = {Scores.from_summary(group).name for group in groups}
+    head = ["entry", *differing_columns(groups)]
+    if len(metrics) > 1:
+        head.append("metric")
+    head.append(metrics.pop() if len(metrics) == 1 else "score")
+    head += ["fine-tuned epochs", "worst client"]
     if _have_pooled(groups):
-        return list(PAPER_COLUMNS)
-    return [name for name in PAPER_COLUMNS if name != "pooled"]
+        head.append("pooled")
+    return [*head, "MiB up", "MiB down", "seeds"]
 
 
 def _have_pooled(groups: Sequence[Group]) -> bool:
@@ -404,13 +454,17 @@ def _have_pooled(groups: Sequence[Group]) -> bool:
 def paper_rows(groups: Sequence[Group]) -> list[list[str]]:
     """Return the rows of a table for a paper, with shares in percent."""
     have_pooled = _have_pooled(groups)
+    have_metrics = len({Scores.from_summary(group).name for group in groups}) > 1
+    different = differing_columns(groups).values()
     rows = []
-    for group in groups:
+    for i, group in enumerate(groups):
         scores = Scores.from_summary(group)
         task = f" on {group['task']}" if "task" in group else ""
         rows.append(
             [
                 f"{group['group']}{task}",
+                *(cells[i] for cells in different),
+                *([scores.name] if have_metrics else []),
                 format_mean(group),
                 str(group["finetune_epochs"]),
                 scores.format(scores.worst, 1),
@@ -442,8 +496,9 @@ def markdown_table(groups: Sequence[Group]) -> str:
 
 def latex_table(groups: Sequence[Group]) -> str:
     """Return the groups as a LaTeX table with the rules of the package booktabs."""
+    columns = list(map(_escape_latex, paper_columns(groups)))
     rows = [map(_escape_latex, row) for row in paper_rows(groups)]
-    return render("paper_table.tex", {"columns": paper_columns(groups), "rows": rows})
+    return render("paper_table.tex", {"columns": columns, "rows": rows})
 
 
 def _escape_latex(cell: str) -> str:
@@ -463,10 +518,11 @@ def _escape_latex(cell: str) -> str:
 
 def csv_table(groups: Sequence[Group]) -> str:
     """Return the groups as CSV with all digits, for a program that draws."""
+    data = [*tables.DIVISION, tables.TRAIN_EXAMPLES]
     scores = ["metric", "finetune_epochs", "mean", "std", "worst", "pooled"]
     costs = ["bytes_up", "bytes_down", "seeds", "missing"]
     file = io.StringIO()
-    writer = csv.DictWriter(file, ["entry", "method", "task", *scores, *costs], lineterminator="\n")
+    writer = csv.DictWriter(file, ["entry", "method", "task", *data, *scores, *costs], lineterminator="\n")
     writer.writeheader()
     for group in groups:
         metric = _metric(group)

@@ -40,15 +40,20 @@ OPTIONS_SHOWN = (
     "partition",
     "scenario",
     "split",
+    "validation",
     "init",
     "freeze",
     "seed",
     "rounds",
 )
 """Options that distinguish runs: a column if runs differ in it, else a text above the table."""
+DIVISION = ("data", "partition", "scenario", "split", "validation")
+"""Options that say which data clients train on and are tested on."""
+TRAIN_EXAMPLES = "train_examples"
+"""The key of the mean number of training examples of a client."""
 RANK_IN_NAME = 9
 """The rank of a column that repeats what the names of runs say."""
-USUAL = {"init": "scratch", "freeze": 0.0}
+USUAL = {"validation": 0.0, "init": "scratch", "freeze": 0.0}
 """The usual values of options that are shown only if a run has another one."""
 
 
@@ -170,6 +175,20 @@ def describe_finetuning(epochs: int) -> str:
     return f"after {epochs} {noun} of fine-tuning"
 
 
+def format_examples(row: Mapping[str, Any]) -> str:
+    """Format a table's mean number of training examples of a client; a dash if it is unknown.
+
+    >>> format_examples({"train_examples": 1234.5}), format_examples({})
+    ('1,234', '-')
+    """
+    return or_dash(row.get(TRAIN_EXAMPLES), "{:,.0f}".format)
+
+
+def have_different_amounts(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the clients of a table's rows trained on different amounts of data."""
+    return len(set(map(format_examples, rows)) - {"-"}) > 1
+
+
 class Scores(NamedTuple):
     """The scores of clients in one metric; ``mean`` is None if no client was scored."""
 
@@ -271,8 +290,9 @@ class _Row(NamedTuple):
 
     def conditions(self) -> tuple[Any, ...]:
         """What the scores of table rows must have in common to be compared."""
-        options = ("data", "partition", "scenario", "split", "clients", "rounds")
-        return (*map(self.summary.get, options), self.task, self.scores.metric)
+        options = (*DIVISION, "clients", "rounds")
+        shown = [show_option(self.summary, option) for option in options]
+        return (*shown, self.task, self.scores.metric)
 
 
 def print_summaries(
@@ -305,6 +325,7 @@ def print_summaries(
     # If no run was fine-tuned, a line below the table says so instead.
     is_tuned = any(row.epochs for row in rows)
     has_tasks = any(row.task for row in rows)
+    are_amounts_different = have_different_amounts(summaries)
     # Most runs lose nothing and need no such column.
     reasons = [key for key in REASON_COLUMNS if any(summary.get(key) for summary in summaries)]
     pooled = pooled_column(metrics)
@@ -314,7 +335,7 @@ def print_summaries(
     for i, row in enumerate(rows):
         cells: dict[Column, Cell] = {}
         for name, rank in ranks.items():
-            cells[Column(name, rank, is_name=True)] = _show_option(row.summary, name)
+            cells[Column(name, rank, is_name=True)] = show_option(row.summary, name)
         if is_tuned:
             cells[Column("tuned\nepochs", label="epochs of fine-tuning")] = row.epochs or "0"
         if has_tasks:
@@ -322,6 +343,8 @@ def print_summaries(
             cells[Column("clients", 4, is_name=True)] = str(row.task_values.get("clients", ""))
         if len(metrics) > 1:
             cells[Column("metric", is_name=True)] = row.scores.name
+        if are_amounts_different:
+            cells[Column("train\nexamples", label="training examples")] = format_examples(row.summary)
         # An unfinished run has the first cell only.
         cells |= dict.fromkeys(numbers, "")
         cells |= zip(numbers, _score_and_cost_cells(row, i in best), strict=False)
@@ -333,6 +356,8 @@ def print_summaries(
         lines.append(cells)
     print_rows(lines, file, elsewhere)
     print_text(UNITS_NOTE, file)
+    if are_amounts_different:
+        print_text("train examples: of one client, mean", file)
     if not is_tuned:
         print_text(f"{', '.join(scores.metric for scores in metrics)}: before fine-tuning", file)
     _explain_marks(rows, best, metrics, file)
@@ -388,7 +413,7 @@ def _split_options(summaries: Sequence[Summary]) -> tuple[list[str], str]:
         given = [summary[name] for summary in summaries if name in summary]
         if not given or all(value == USUAL.get(name) for value in given):
             continue
-        values = {_show_option(summary, name) for summary in summaries}
+        values = {show_option(summary, name) for summary in summaries}
         if len(values) > 1:
             different.append(name)
         elif values != {"none"}:
@@ -397,7 +422,8 @@ def _split_options(summaries: Sequence[Summary]) -> tuple[list[str], str]:
     return different, ", ".join(common)
 
 
-def _show_option(summary: Summary, name: str) -> str:
+def show_option(summary: Summary, name: str) -> str:
+    """Return an option of a run as a table shows it."""
     return str(summary.get(name, USUAL.get(name, "")))
 
 
@@ -478,7 +504,13 @@ def _explain_marks(
             text += " of the runs on the same data for the same number of rounds"
         print_text(text, file)
         return
-    rounds = {row.summary.get("rounds", 0) for row in rows if row.scores.mean is not None}
+    scored = [row for row in rows if row.scores.mean is not None]
+    shares = {show_option(row.summary, "validation") for row in scored}
+    if len(shares) > 1 and len(set(map(_Row.conditions, scored))) == len(scored):
+        listed = " and ".join(sorted(shares))
+        print_text(f"no run is marked as the best: they held out {listed} for validation", file)
+        return
+    rounds = {row.summary.get("rounds", 0) for row in scored}
     if len(rounds) > 1:
         listed = " and ".join(map(str, sorted(rounds)))
         print_text(f"no run is marked as the best: they trained for {listed} rounds", file)

@@ -209,6 +209,8 @@ class Summary(Headline):
     split: Text = ""
     validation: Number = 0.0
     engine: Text = ""
+    train_examples: Number | None = None
+    train_examples_clients: dict[Client, Count] = {}
     init: Text = ""
     init_sha256: Text | None = None
     freeze: Number | None = None
