@@ -183,7 +183,7 @@ def test_a_client_that_cannot_be_split_is_left_out_and_that_is_said():
     client[0] = 99  # one example
     f = data.from_arrays(x, y, client)
     assert len(f.clients) == 4
-    assert f.notes == ("1 clients with too little data left out: 99",)
+    assert f.notes == ("1 client with too little data left out: 99",)
 
 
 def test_windows_without_blocks_say_that_neighbours_may_be_on_both_sides(tmp_path):

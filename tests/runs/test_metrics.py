@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -245,6 +246,24 @@ def test_on_the_command_line(
     assert main(["run", "fedavg", "--data", "rooms", "--metric", "macro_f1"]) == 2
     assert "--metric is macro_f1, which needs classes" in capsys.readouterr().err
     assert main(["export", "a", "--client", "0"]) == 0
+
+
+def test_seeds_of_different_metrics_are_compared_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names differ in the seed only, and they have no common mean."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--clients", "3", "--rounds", "1", "--epochs", "1", "--engine", "serial"]
+    assert main(["run", "fedavg", *small, "--out", "a-s0"]) == 0
+    more = ["--seed", "1", "--metric", "macro_f1", "--out", "a-s1"]
+    assert main(["run", "fedavg", *small, *more]) == 0
+    capsys.readouterr()
+    assert main(["compare", "a-s0", "a-s1", "--table", "t.csv"]) == 0
+    rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
+    assert [(row["entry"], row["metric"]) for row in rows] == [
+        ("a-s0", "accuracy"),
+        ("a-s1", "macro_f1"),
+    ]
 
 
 def test_choose_ranks_by_the_metric(tmp_path: Path) -> None:

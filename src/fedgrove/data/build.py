@@ -391,7 +391,8 @@ def _note_left_out(left_out: Sequence[str]) -> list[str]:
         return []
     names = ", ".join(filter(None, left_out))
     listed = f": {names}" if names else ""
-    return [f"{len(left_out)} clients with too little data left out{listed}"]
+    noun = "client" if len(left_out) == 1 else "clients"
+    return [f"{len(left_out)} {noun} with too little data left out{listed}"]
 
 
 def _note_single_class(
