@@ -26,13 +26,11 @@ from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import EngineError, InputError
+from fedgrove.metrics import ACCURACY, F1, LABEL_ACCURACY
 from fedgrove.parts.objective import CrossEntropy, ProblemLoss, Proximal
 from fedgrove.parts.one_model import send_model
 from fedgrove.problems import (
-    ACCURACY,
     CLASSES,
-    F1,
-    LABEL_ACCURACY,
     LABELS,
     Metric,
     MixedProblem,

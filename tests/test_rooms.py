@@ -99,6 +99,7 @@ def test_the_top_folder_is_the_entrance_only() -> None:
         "core.py",
         "errors.py",
         "estimator.py",
+        "metrics.py",
         "problems.py",
         "renamed.py",
         "seeds.py",

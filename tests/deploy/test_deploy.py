@@ -120,7 +120,7 @@ def test_problems_travel_by_name(problem: Problem) -> None:
 
 
 def test_a_problem_of_ones_own_is_refused() -> None:
-    mine = replace(all_data(), problem=Problem("mine", cross_entropy, fedgrove.problems.ACCURACY))
+    mine = replace(all_data(), problem=Problem("mine", cross_entropy, fedgrove.metrics.ACCURACY))
     with pytest.raises(InputError, match="the targets of the data are mine; over a network"):
         enrolment.describe_client(mine, 0)
 

@@ -75,7 +75,13 @@ def test_runs_that_trained_on_another_share_of_the_data_are_not_paired() -> None
 
 @pytest.mark.parametrize(
     "other",
-    [{"validation": 0.2}, {"split": "official"}, {"rounds": 9}, {"method": "b"}, {"data": "motion"}],
+    [
+        {"validation": 0.2},
+        {"split": "official"},
+        {"rounds": 9},
+        {"method": "b"},
+        {"data": "motion"},
+    ],
 )
 def test_runs_whose_names_differ_in_the_seed_have_no_mean_if_they_are_of_other_data(
     other: dict[str, Any],

@@ -22,15 +22,9 @@ from fedgrove.cli import main
 from fedgrove.core import Report
 from fedgrove.data import Federation
 from fedgrove.errors import InputError
+from fedgrove.metrics import BALANCED_ACCURACY, CLASS_METRICS, MACRO_F1
 from fedgrove.options.groups import METRICS
-from fedgrove.problems import (
-    BALANCED_ACCURACY,
-    CLASS_METRICS,
-    CLASSES,
-    MACRO_F1,
-    MixedProblem,
-    score_by,
-)
+from fedgrove.problems import CLASSES, MixedProblem, score_by
 from fedgrove.runs.scoring import pool_scores
 
 CLASS_COUNT = 4

@@ -19,7 +19,8 @@ import fedgrove
 from fedgrove import data, methods
 from fedgrove.core import ClientInfo, Report, Task
 from fedgrove.data import ClientData, Examples, Federation
-from fedgrove.problems import ACCURACY, F1, numbers
+from fedgrove.metrics import ACCURACY, F1
+from fedgrove.problems import numbers
 from fedgrove.report.tables import print_summaries
 from fedgrove.runs.scoring import pool_scores, spread, spread_scores
 

@@ -53,10 +53,11 @@ from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, Refusals, shown, unknown
+from ..metrics import Metric
 from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
 from ..options.definition import is_plain, members, options_of
-from ..problems import Metric, MixedProblem
+from ..problems import MixedProblem
 from ..renamed import find_new_field, rename_field
 from .experiment import Experiment
 from .settings import MethodTypes, coerce, find_part, fitting, hints, is_built_in, own_fields_first

@@ -70,7 +70,7 @@ def parse_names(text: str) -> list[str]:
 
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
-"""The metrics of classes that the option metric takes (:mod:`fedgrove.problems`)."""
+"""The metrics of classes that the option metric takes (:mod:`fedgrove.metrics`)."""
 
 
 def parse_bound(text: str) -> float:

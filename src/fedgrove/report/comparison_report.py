@@ -116,7 +116,9 @@ def _name_score(finished: Sequence[Summary]) -> str:
 
 def _list_differences(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
     """Return the columns of what runs differ in: data, their division and amount, and metric."""
-    found = seed_averages.differing_columns([each.summary for each in runs if each.summary is not None])
+    found = seed_averages.differing_columns(
+        [each.summary for each in runs if each.summary is not None]
+    )
     metrics = []
     for each in runs:
         if each.summary is not None:

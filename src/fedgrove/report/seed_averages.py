@@ -522,7 +522,9 @@ def csv_table(groups: Sequence[Group]) -> str:
     scores = ["metric", "finetune_epochs", "mean", "std", "worst", "pooled"]
     costs = ["bytes_up", "bytes_down", "seeds", "missing"]
     file = io.StringIO()
-    writer = csv.DictWriter(file, ["entry", "method", "task", *data, *scores, *costs], lineterminator="\n")
+    writer = csv.DictWriter(
+        file, ["entry", "method", "task", *data, *scores, *costs], lineterminator="\n"
+    )
     writer.writeheader()
     for group in groups:
         metric = _metric(group)

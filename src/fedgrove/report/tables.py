@@ -356,7 +356,9 @@ def print_summaries(
         if len(metrics) > 1:
             cells[Column("metric", is_name=True)] = row.scores.name
         if are_amounts_different:
-            cells[Column("train\nexamples", label="training examples")] = format_examples(row.summary)
+            cells[Column("train\nexamples", label="training examples")] = format_examples(
+                row.summary
+            )
         # An unfinished run has the first cell only.
         cells |= dict.fromkeys(numbers, "")
         cells |= zip(numbers, _score_and_cost_cells(row, i in best), strict=False)

@@ -20,15 +20,9 @@ from ..channels.submodel import groups_from_plain
 from ..core import Train, WithNotes, WithPrediction, WithTrainedStart, WithTuning
 from ..data import ClientData, Federation
 from ..errors import FedgroveError, InputError, UnfitError, list_some
+from ..metrics import Metric, as_numbers
 from ..parts.objective import Objective, check_fits, check_whole
-from ..problems import (
-    Metric,
-    MixedProblem,
-    Problem,
-    as_numbers,
-    client_marks,
-    restrict_outputs,
-)
+from ..problems import MixedProblem, Problem, client_marks, restrict_outputs
 from ..trees import Tree
 from .guard import check_state, describe_error, explain_errors
 from .per_task import states_by_task

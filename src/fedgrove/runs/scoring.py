@@ -28,16 +28,10 @@ from ..core import (
     WithPrediction,
     WithTuning,
 )
+from ..metrics import ACCURACY, CLASS_SUMS, Metric, MetricSums
 from ..nets import Net
 from ..parts.objective import ProblemLoss
-from ..problems import (
-    ACCURACY,
-    CLASS_SUMS,
-    Metric,
-    MetricSums,
-    MixedProblem,
-    name_class_sums,
-)
+from ..problems import MixedProblem, name_class_sums
 from ..trees import Tree
 from .guard import explain_errors
 
