@@ -103,6 +103,9 @@ def test_certainty_by_hand() -> None:
     # squares add up to (100 + 4 + 64 + 4 + 16 + 4 + 64 + 4 + 100) / 81 = 360/81; over n - 1 = 2:
     # 20/9. z = (3 - 3/9) / sqrt(20/9) = (8/3) / (2 sqrt(5) / 3) = 4 / sqrt(5).
     assert certainty(rows, rows) == pytest.approx(4 / math.sqrt(5))
+    # Each is as the next one was: d = g - 1/4, whose squares add up to 4 (3/4)^2 + 12 / 16 = 3, over
+    # n - 1 = 3: 1; nobody is like itself: z = (0 - 4/4) / 1.
+    assert certainty(torch.eye(4), torch.eye(4).roll(1, 0)) == pytest.approx(-1)
     # Two groups and nothing else: the most is sqrt(n - 1).
     pairs = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
     assert certainty(pairs, pairs) == pytest.approx(math.sqrt(3))
@@ -279,7 +282,10 @@ def test_groups_do_not_depend_on_how_long_vectors_are() -> None:
     first, second, _ = halves(3, 12, 3, lasting=0.3)
     lengths = torch.linspace(0.1, 10, 12).unsqueeze(1)
     plain = HeldOutGroups()(first, second)
-    assert HeldOutGroups()(normalize(first) * lengths, second).labels == plain.labels
+    for one, other in ((normalize(first) * lengths, second), (first, normalize(second) * lengths)):
+        found = HeldOutGroups()(one, other)
+        assert found.labels == plain.labels
+        assert found.shared == pytest.approx(plain.shared)
 
 
 def test_bad_values_are_refused() -> None:
