@@ -98,6 +98,39 @@ def test_a_client_keeps_what_it_trained(tmp_path: Path) -> None:
             assert head.tolist() == [1.0] * round(count / 2) + [0.0] * (count - round(count / 2))
 
 
+def test_what_is_removed_is_neither_sent_nor_left(tmp_path: Path) -> None:
+    """Of the first bias a mask keeps four, which changed by 3, -2, 1 and 0, and .5 is left of the last:
+    half of them are 3 and -2, of mean magnitude 2.5. The others' 9 and 8 are gone for good."""
+    run = make_run(Grove(up=0.5, own="none"), tmp_path)
+    task = plan(run, run.initial_state)[0]
+    shared = trees.pick(run.params, run.method.client.shared_names(run.net.layout)[0])
+    left = filled(shared, 0.0)
+    left["fc1.bias"][3:6] = torch.tensor([0.5, 0.0, 8.0])
+    client = run.client(task, {"left": left})
+    changes = torch.zeros_like(client.start["fc1.bias"])
+    changes[:5] = torch.tensor([3.0, -2.0, 1.0, 0.0, 9.0])
+    carry: Any = {"model": client.start, "merit": {}}
+    carry["local"] = {**client.start, "fc1.bias": client.start["fc1.bias"] + changes}
+    carry["model.mask"] = {"fc1.bias": torch.arange(len(changes)) < 4}
+    outcome = run.method.client.send(carry, client)
+    sent = outcome.give["change"].values["fc1.bias"]
+    assert sent[:6].tolist() == pytest.approx([2.5, -2.5, 0.0, 0.0, 0.0, 0.0])
+    owed = outcome.memory["left"]["fc1.bias"]
+    assert owed[:6].tolist() == pytest.approx([0.5, 0.5, 1.0, 0.5, 0.0, 0.0])
+
+
+def test_a_share_from_a_budget_comes_with_the_task(tmp_path: Path) -> None:
+    """A gigabyte allows the largest share; told a quarter, a client sends 16 of 64 numbers."""
+    run = make_run(Grove(budget="1GB", own="none"), tmp_path)
+    task = plan(run, run.initial_state)[0]
+    assert task.settings == {"up": 0.5}
+    client = run.client(task, {})
+    carry: Any = {"model": client.start, "local": plus(client.start, 1.0), "merit": {}}
+    carry["settings"] = {"up": torch.tensor(0.25)}
+    sent = run.method.client.send(carry, client).give["change"].values["fc1.bias"]
+    assert int((sent != 0).sum()) == 16
+
+
 # ---- how it trains -------------------------------------------------------------------------------
 
 

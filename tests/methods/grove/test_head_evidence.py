@@ -75,6 +75,11 @@ def test_evidence_by_hand() -> None:
     assert ready == [7]
     assert first.tolist() == [odd.tolist()]
     assert second.tolist() == [even.tolist()]
+    # The fourth joins the second in the same way, and the first and third stay.
+    count, odd, even = gathered(evidence, {7: EAST}, 0.3, 10)[7]
+    assert count == 4
+    assert odd.tolist() == pytest.approx([0.7, 1.0])
+    assert even.tolist() == pytest.approx([1.0, 0.7])
 
 
 def test_evidence_of_a_few_clients_only() -> None:
