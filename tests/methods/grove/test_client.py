@@ -11,6 +11,8 @@ from tests.conftest import make_run, reports
 from torch import Tensor
 
 from fedgrove import trees
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
+from fedgrove.channels.selection import select_first
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
@@ -117,6 +119,20 @@ def test_what_is_removed_is_neither_sent_nor_left(tmp_path: Path) -> None:
     assert sent[:6].tolist() == pytest.approx([2.5, -2.5, 0.0, 0.0, 0.0, 0.0])
     owed = outcome.memory["left"]["fc1.bias"]
     assert owed[:6].tolist() == pytest.approx([0.5, 0.5, 1.0, 0.5, 0.0, 0.0])
+
+
+def test_a_model_in_use_has_no_removed_channels(tmp_path: Path) -> None:
+    """Its last step, 1 everywhere, may be of more channels: half of it is added to those that stay."""
+    run = make_run(Grove(own="offset"), tmp_path)
+    shared = trees.pick(run.params, run.method.client.shared_names(run.net.layout)[0])
+    mask = make_channel_mask(run.net, select_first(find_groups(run.net), 0.5))
+    step = filled(shared, 1.0)
+    client = run.client(plan(run, run.initial_state)[0], {"step": step})
+    carry = {"change": filled(shared, 0.0), "change.mask": mask, "step": step}
+    used = run.method.client.use(carry, client)["model"]
+    for name, leaf in shared.items():
+        assert torch.equal(used[name], torch.where(mask[name], leaf + 0.5, 0.0))
+        assert 0 < int(mask[name].sum()) < leaf.numel()
 
 
 def test_a_share_from_a_budget_comes_with_the_task(tmp_path: Path) -> None:

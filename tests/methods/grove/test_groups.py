@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.conftest import make_run
 from torch import Tensor
 
-from fedgrove.core import Packet, Report
+from fedgrove import trees
+from fedgrove.core import ClientInfo, Packet, Report
 from fedgrove.methods.grove import client_views
 from fedgrove.methods.grove.method import ALL, Grove, State
 from fedgrove.methods.grove.stability import Found, HeldOutGroups
@@ -85,6 +88,42 @@ def test_each_group_moves_by_its_own_mean() -> None:
     assert sent[8]["change"].values["w"].tolist() == [0.0, 0.0]
 
 
+def test_a_channel_counts_for_those_who_have_it(tmp_path: Path) -> None:
+    """Client 2 lacks channels, and says 6 of the others, on 30 examples; client 0 says 2 of all, on 10:
+    (10 · 2 + 30 · 6) / 40 = 5 of what both have, and 2 of the rest."""
+    run = make_run(Grove(multiple=1, step=1.0, own="none"), tmp_path, net="har-cnn")
+    clients = dict(run.federation.clients)
+    clients[2] = replace(clients[2], info=ClientInfo(30, speed=0.4))
+    run = replace(run, federation=replace(run.federation, clients=clients))
+    state = run.initial_state
+    (task,) = run.method.plan(state, [2])
+    mask = task.send["change"].mask or {}
+    before = state.models[ALL]
+    wide = {name: torch.full_like(leaf, 2.0) for name, leaf in before.items()}
+    narrow = trees.apply_mask({name: 3 * leaf for name, leaf in wide.items()}, mask)
+    given = [
+        Report(0, {"change": Packet(wide)}, 10),
+        Report(2, {"change": Packet(narrow, mask)}, 30),
+    ]
+    after = run.method.fold(state, given).models[ALL]
+    for name, leaf in before.items():
+        expected = torch.where(mask[name], leaf + 5.0, leaf + 2.0)
+        torch.testing.assert_close(after[name], expected)
+    assert not all(bool(kept.all()) for kept in mask.values())
+    # Of what nobody has nothing changes.
+    alone = run.method.fold(state, given[1:]).models[ALL]
+    for name, leaf in before.items():
+        torch.testing.assert_close(alone[name], torch.where(mask[name], leaf + 6.0, leaf))
+
+
+def test_models_move_by_a_step_too() -> None:
+    """Where both directions send the model itself: from (4 -2) to (5 -3) twice is (6 -4)."""
+    method = Grove(up=1.0, down=1.0, step=2.0, home=False, own="none")
+    state = state_of(models={ALL: tree(4.0, -2.0)})
+    given = [Report(0, {"model": Packet(tree(5.0, -3.0))}, 5)]
+    assert method.fold(state, given).models[ALL]["w"].tolist() == [6.0, -4.0]
+
+
 @pytest.mark.parametrize(("client", "is_pulled"), [(5, True), (6, False), (7, False)])
 def test_each_group_has_its_own_better_kind(client: int, is_pulled: bool) -> None:
     """In group 1 personal models did better, in group 2 and before that offsets."""
@@ -120,10 +159,11 @@ def test_groups_must_show_twice_and_keep_what_they_know() -> None:
 
 
 def test_nine_tenths_of_the_clients_must_be_known() -> None:
-    """Of ten clients nine have reported twice, or eight; of four one has not."""
+    """Of ten clients nine have reported twice, or eight; of four one has not; three are too few."""
     method = Grove(finding=ByTurns())
     given = [with_head(0, NORTH), with_head(1, EAST)]
-    for ready, waiting, is_divided in ((9, 1, True), (8, 2, False), (3, 1, False), (4, 0, True)):
+    cases = ((9, 1, True), (8, 2, False), (3, 1, False), (4, 0, True), (3, 0, False))
+    for ready, waiting, is_divided in cases:
         evidence = known(*range(ready))
         evidence |= known(*range(ready, ready + waiting), times=1)
         state = state_of(evidence=evidence, shared=0.5)
