@@ -133,7 +133,7 @@ def test_the_sum_of_both_halves_decides(odd: torch.Tensor, even: torch.Tensor) -
 def test_a_newcomer_joins_by_direction_alone() -> None:
     """(.6 .8) is a cosine of .6 from three that go east and of .8 from one that goes north, however
     many they are. Of two members each counts once: 10 east and 1 north are (1 1), a cosine of .99."""
-    known = {k: (2, EAST, EAST) for k in (1, 2, 3)} | {8: (2, NORTH, NORTH)}
+    known = dict.fromkeys((1, 2, 3), (2, EAST, EAST)) | {8: (2, NORTH, NORTH)}
     moved = torch.tensor([0.6, 0.8])
     assert nearest_group(moved, known, {1: 1, 2: 1, 3: 1, 8: 2}) == 2
     known = {1: (2, 10 * EAST, 10 * EAST), 2: (2, NORTH, NORTH), 8: (2, NORTH, NORTH)}
