@@ -122,16 +122,17 @@ def test_what_is_removed_is_neither_sent_nor_left(tmp_path: Path) -> None:
 
 
 def test_a_model_in_use_has_no_removed_channels(tmp_path: Path) -> None:
-    """Its last step, 1 everywhere, may be of more channels: half of it is added to those that stay."""
+    """Its last step, 2 everywhere, may be of more channels: half of it is added to those that stay, on
+    top of the group's model, which is 3 above the start."""
     run = make_run(Grove(own="offset"), tmp_path)
     shared = trees.pick(run.params, run.method.client.shared_names(run.net.layout)[0])
     mask = make_channel_mask(run.net, select_first(find_groups(run.net), 0.5))
-    step = filled(shared, 1.0)
+    step = filled(shared, 2.0)
     client = run.client(plan(run, run.initial_state)[0], {"step": step})
-    carry = {"change": filled(shared, 0.0), "change.mask": mask, "step": step}
+    carry = {"change": filled(shared, 3.0), "change.mask": mask, "step": step}
     used = run.method.client.use(carry, client)["model"]
     for name, leaf in shared.items():
-        assert torch.equal(used[name], torch.where(mask[name], leaf + 0.5, 0.0))
+        assert torch.equal(used[name], torch.where(mask[name], leaf + 3.0 + 1.0, 0.0))
         assert 0 < int(mask[name].sum()) < leaf.numel()
 
 
