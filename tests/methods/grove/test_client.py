@@ -136,6 +136,22 @@ def test_a_model_in_use_has_no_removed_channels(tmp_path: Path) -> None:
         assert 0 < int(mask[name].sum()) < leaf.numel()
 
 
+def test_what_a_client_uses_by_option(tmp_path: Path) -> None:
+    """Its group's model, 1 above the start; half of a step of 2 more; or its personal one, of sevens."""
+    for own in ("none", "offset", "pulled"):
+        run = make_run(Grove(own=own), tmp_path / own)  # type: ignore[arg-type]
+        shared = trees.pick(run.params, run.method.client.shared_names(run.net.layout)[0])
+        memory = {"step": filled(shared, 2.0), "personal": filled(run.params, 7.0)}
+        client = run.client(plan(run, run.initial_state)[0], memory)
+        carry = {**memory, "change": filled(shared, 1.0)}
+        used = run.method.client.use(carry, client)["model"]
+        if own == "pulled":
+            assert all_are(used, 7.0)
+        else:
+            above = 1.0 if own == "none" else 2.0
+            assert trees.distance(trees.pick(used, shared), plus(shared, above)) < 1e-12
+
+
 def test_a_share_from_a_budget_comes_with_the_task(tmp_path: Path) -> None:
     """A gigabyte allows the largest share; told a quarter, a client sends 16 of 64 numbers."""
     run = make_run(Grove(budget="1GB", own="none"), tmp_path)
