@@ -138,8 +138,9 @@ def test_a_model_in_use_has_no_removed_channels(tmp_path: Path) -> None:
 
 def test_what_a_client_uses_by_option(tmp_path: Path) -> None:
     """Its group's model, 1 above the start; half of a step of 2 more; or its personal one, of sevens."""
-    for own in ("none", "offset", "pulled"):
-        run = make_run(Grove(own=own), tmp_path / own)  # type: ignore[arg-type]
+    kinds: tuple[Any, ...] = ("none", "offset", "pulled")
+    for own in kinds:
+        run = make_run(Grove(own=own), tmp_path / own)
         shared = trees.pick(run.params, run.method.client.shared_names(run.net.layout)[0])
         memory = {"step": filled(shared, 2.0), "personal": filled(run.params, 7.0)}
         client = run.client(plan(run, run.initial_state)[0], memory)
