@@ -18,8 +18,10 @@ from fedgrove.methods.fedgen import (
     check_ends_in_head,
     generator_inputs,
     head_logits,
+    sameness,
 )
 from fedgrove.nets import Net
+from fedgrove.parts.local import Adam
 
 NET = Net(nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)), (1,))
 
@@ -72,6 +74,23 @@ def test_the_clients_term_by_hand() -> None:
         assert float(loss) == pytest.approx(value)
 
 
+def test_outputs_of_another_task_do_not_count_by_hand() -> None:
+    """Features (ln 3, ln 5) and a head that makes logits (ln 3, 0, ln 5) of them, for class 0: of all
+    three outputs its share is 3/9, of the first two, which are the client's, 3/4: the loss is ln 4/3."""
+    net = Net(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 3)), (1,))
+    head = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    params = {**net.params(), "1.weight": head, "1.bias": torch.zeros(3)}
+    generated = {
+        "z": torch.tensor([[math.log(3), math.log(5)]]), "y": torch.tensor([0]),
+        "own": torch.tensor([True, True, False]), "weight": torch.tensor(1.0),
+    }  # fmt: skip
+    carry = {"generated": generated, "settings": {"round": torch.tensor(0.0)}}
+    out = net(params, torch.zeros(1, 1), train=True)
+    batch = Batch(*[torch.zeros(1)] * 5)
+    loss, _ = GeneratedFeatures(alpha=1.0)(out, params, batch, carry)
+    assert float(loss) == pytest.approx(math.log(4 / 3))
+
+
 def test_the_terms_weight_is_that_of_the_authors_code() -> None:
     """10 at first, times .98 a round: 10 · .98 · .98 = 9.604 in round 2."""
     params = {**NET.params(), "2.weight": torch.zeros(2, 2), "2.bias": torch.zeros(2)}
@@ -86,6 +105,43 @@ def test_the_terms_weight_is_that_of_the_authors_code() -> None:
         loss, _ = GeneratedFeatures()(out, params, batch, carry)
         # Of two classes alike the loss is ln 2.
         assert float(loss) == pytest.approx(alpha * math.log(2))
+
+
+def test_sameness_by_hand() -> None:
+    """Features 1 and 2 apart in the mean, noise 9 and 1 apart in the mean square, each pair twice, of
+    nine pairs; those of one with itself are 0: exp(-2 (1 · 9 + 1 · 4 + 2 · 1) / 9) = exp(-30/9)."""
+    z = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+    noise = torch.tensor([[0.0], [3.0], [1.0]])
+    assert float(sameness(z, noise)) == pytest.approx(math.exp(-30 / 9))
+
+
+def test_the_server_keeps_it_from_overlooking_its_noise() -> None:
+    """A head of zeros makes every class as likely, whatever the features: all that is left to learn
+    from is how alike they are. One step down the gradient is twice as long for twice the weight."""
+    torch.manual_seed(0)
+    net = Net(FeatureGenerator(2, 3, 16, 2).double(), (5,))
+    model = {**NET.params(), "2.weight": torch.zeros(2, 2), "2.bias": torch.zeros(2)}
+    model = trees.map(Tensor.double, model)
+    before = net.params()
+    # Where eps is far above the gradient, Adam's step is lr / eps times the gradient.
+    plain_step = Adam(1e9, eps=1e9)
+    moved = {}
+    for diversity in (0.0, 1.0, 2.0):
+        train = GeneratorTraining(steps=1, diversity=diversity, optimiser=plain_step)
+        after = train(net, before, NET.layout, model, torch.tensor([0.5, 0.5]), 3)
+        moved[diversity] = trees.sub(after, before)
+    assert trees.sq_norm(moved[0.0]) == 0
+    assert trees.sq_norm(moved[1.0]) > 0
+    twice = trees.map(lambda leaf: 2 * leaf, moved[1.0])
+    assert trees.distance(moved[2.0], twice) < 1e-6 * float(trees.sq_norm(twice)) ** 0.5
+    # And the step makes them less alike.
+    y = torch.arange(64) % 2
+    noise = torch.randn(64, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    alike = []
+    for weights in (before, trees.map(torch.add, before, moved[1.0])):
+        z = net(weights, generator_inputs(y, noise, 2), train=False).logits
+        alike.append(float(sameness(z, noise)))
+    assert alike[1] < alike[0]
 
 
 def test_the_server_teaches_it_what_the_head_knows() -> None:

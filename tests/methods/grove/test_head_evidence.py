@@ -75,6 +75,11 @@ def test_evidence_by_hand() -> None:
     assert ready == [7]
     assert first.tolist() == [odd.tolist()]
     assert second.tolist() == [even.tolist()]
+    # The fourth joins the second in the same way, and the first and third stay.
+    count, odd, even = gathered(evidence, {7: EAST}, 0.3, 10)[7]
+    assert count == 4
+    assert odd.tolist() == pytest.approx([0.7, 1.0])
+    assert even.tolist() == pytest.approx([1.0, 0.7])
 
 
 def test_evidence_of_a_few_clients_only() -> None:
@@ -107,6 +112,15 @@ def test_a_client_moves_to_those_who_do_as_it_does() -> None:
     assert nearest_group(NORTH, members, GROUPS) == 2
 
 
+def test_of_three_clients_none_moves() -> None:
+    """Client 5 goes north as client 3 does; with a fourth that is known well it moves."""
+    groups = {1: 1, 3: 2, 5: 1}
+    known = {client: KNOWN[client] for client in groups}
+    assert regrouped(groups, known, {5: NORTH}) == groups
+    more = {**groups, 4: 2}
+    assert regrouped(more, {**known, 4: KNOWN[4]}, {5: NORTH}) == {**more, 5: 2}
+
+
 @pytest.mark.parametrize(
     ("odd", "even"), [(EAST, 3 * NORTH), (3 * NORTH, EAST)], ids=["even", "odd"]
 )
@@ -114,6 +128,16 @@ def test_the_sum_of_both_halves_decides(odd: torch.Tensor, even: torch.Tensor) -
     """One half of what client 5 does is east, the other three times as far north."""
     known = {**KNOWN, 5: (2, odd, even)}
     assert regrouped(GROUPS, known, {5: EAST}) == {**GROUPS, 5: 2}
+
+
+def test_a_newcomer_joins_by_direction_alone() -> None:
+    """(.6 .8) is a cosine of .6 from three that go east and of .8 from one that goes north, however
+    many they are. Of two members each counts once: 10 east and 1 north are (1 1), a cosine of .99."""
+    known = dict.fromkeys((1, 2, 3), (2, EAST, EAST)) | {8: (2, NORTH, NORTH)}
+    moved = torch.tensor([0.6, 0.8])
+    assert nearest_group(moved, known, {1: 1, 2: 1, 3: 1, 8: 2}) == 2
+    known = {1: (2, 10 * EAST, 10 * EAST), 2: (2, NORTH, NORTH), 8: (2, NORTH, NORTH)}
+    assert nearest_group(moved, known, {1: 1, 2: 1, 8: 2}) == 1
 
 
 def test_who_is_new_joins_with_its_first_report() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -42,6 +44,14 @@ def test_a_row_goes_to_those_who_point_its_way_without_itself() -> None:
     assert nearest_others(rows[:3], torch.tensor([0, 0, 1])).tolist() == [0, 0, 0]
     # Labels need not be 0, 1, ...
     assert nearest_others(rows, labels + 3).tolist() == [3, 3, 4, 4, 4]
+
+
+def test_how_long_rows_are_does_not_count() -> None:
+    rows = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    # Row 4 is a cosine of .6 from the sum (12, 0) of group 0 and of .8 from (0, 1), though its product
+    # with the first is 7.2; in group 0 it compares itself with the same three.
+    assert nearest_others(rows, torch.tensor([0, 0, 0, 1, 1])).tolist() == [0, 0, 0, 1, 1]
+    assert nearest_others(rows, torch.tensor([0, 0, 0, 1, 0])).tolist()[4] == 1
 
 
 def test_a_division_by_hand() -> None:
@@ -93,11 +103,68 @@ def test_certainty_by_hand() -> None:
     # squares add up to (100 + 4 + 64 + 4 + 16 + 4 + 64 + 4 + 100) / 81 = 360/81; over n - 1 = 2:
     # 20/9. z = (3 - 3/9) / sqrt(20/9) = (8/3) / (2 sqrt(5) / 3) = 4 / sqrt(5).
     assert certainty(rows, rows) == pytest.approx(4 / math.sqrt(5))
+    # Each is as the next one was: d = g - 1/4, whose squares add up to 4 (3/4)^2 + 12 / 16 = 3, over
+    # n - 1 = 3: 1; nobody is like itself: z = (0 - 4/4) / 1.
+    assert certainty(torch.eye(4), torch.eye(4).roll(1, 0)) == pytest.approx(-1)
     # Two groups and nothing else: the most is sqrt(n - 1).
     pairs = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
     assert certainty(pairs, pairs) == pytest.approx(math.sqrt(3))
     assert certainty(rows[:1], rows[:1]) == 0.0
     assert certainty(torch.ones(4, 2), torch.ones(4, 2)) == 0.0
+
+
+@dataclass(frozen=True)
+class Told(HeldOutGroups):
+    """Is told what each number of groups predicts, and is shared, in either direction."""
+
+    def tried(
+        self, made_of: Tensor, tried_on: Tensor, number: int, start: Sequence[int] | None = None
+    ) -> tuple[float, float]:
+        is_first = float(made_of[0, 1]) == 0
+        from_first = {2: (1.2, 0.9), 3: (1.1, 0.5), 4: (0.9, 0.3)}
+        from_second = {2: (0.76, 0.9), 3: (0.9, 0.2), 4: (1.3, 0.3)}
+        return (from_first if is_first else from_second)[number]
+
+
+def test_the_number_of_groups_by_hand() -> None:
+    """Two groups predict (1.2 + .76) / 2 = .98, three (1.1 + .9) / 2 = 1, four (.9 + 1.3) / 2 = 1.1, of
+    which nine tenths are .99: three are enough. Of theirs (.5 + .2) / 2 = .35 is shared."""
+    first = torch.eye(4).repeat_interleave(2, 0)
+    found = Told(most=4, least=0.34)(first, first + 0.1)
+    assert len(set(found.labels)) == 3
+    assert found.shared == pytest.approx(0.35)
+    alone = Told(most=4, least=0.36)(first, first + 0.1)
+    assert (alone.labels, alone.shared) == ([0] * 8, pytest.approx(0.35))
+
+
+def test_both_halves_together_divide() -> None:
+    """Client 7 leans east in its first reports and client 0 north in its second: in the sums, (.8, 1.6)
+    and (1.6, .8), they are nearest to their own. A half alone would take one of them for another."""
+    east, north = [1.0, 0.0], [0.0, 1.0]
+    first = torch.tensor([*[east] * 4, *[north] * 3, [0.8, 0.6]])
+    second = torch.tensor([[0.6, 0.8], *[east] * 3, *[north] * 4])
+    rule = HeldOutGroups()
+    assert rule.divide(first, 2) == [0, 0, 0, 0, 1, 1, 1, 0]
+    assert rule.divide(second, 2) == [0, 1, 1, 1, 0, 0, 0, 0]
+    assert rule(first, second).labels == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_how_certain_it_must_be() -> None:
+    """Two pairs are more like themselves by sqrt(3) = 1.7 deviations at most, two threes by sqrt(5) =
+    2.2: two must be exceeded."""
+    pairs = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
+    assert HeldOutGroups()(pairs, pairs).labels == [0] * 4
+    threes = torch.tensor([[1.0], [1.0], [1.0], [-1.0], [-1.0], [-1.0]])
+    assert certainty(threes, threes) == pytest.approx(math.sqrt(5))
+    assert HeldOutGroups()(threes, threes).labels == [0, 0, 0, 1, 1, 1]
+
+
+def test_of_rows_that_are_alone_one_moves_at_a_time() -> None:
+    """Rows 2 and 3 are alone, and nearest to each other: at once they would change places for ever."""
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    assert HeldOutGroups().divide(rows, 3, start=[0, 0, 1, 2]) == [0, 0, 1, 1]
+    # Where all are alone, row 0 joins row 1 first, and row 2 joins row 3 in the next step.
+    assert HeldOutGroups().divide(rows, 4, start=[0, 1, 2, 3]) == [0, 0, 1, 1]
 
 
 def test_what_does_not_last_foretells_nothing() -> None:
@@ -215,7 +282,10 @@ def test_groups_do_not_depend_on_how_long_vectors_are() -> None:
     first, second, _ = halves(3, 12, 3, lasting=0.3)
     lengths = torch.linspace(0.1, 10, 12).unsqueeze(1)
     plain = HeldOutGroups()(first, second)
-    assert HeldOutGroups()(normalize(first) * lengths, second).labels == plain.labels
+    for one, other in ((normalize(first) * lengths, second), (first, normalize(second) * lengths)):
+        found = HeldOutGroups()(one, other)
+        assert found.labels == plain.labels
+        assert found.shared == pytest.approx(plain.shared)
 
 
 def test_bad_values_are_refused() -> None:

@@ -134,6 +134,27 @@ def test_clients_send_the_classes_that_they_have(tmp_path: Path) -> None:
     assert not torch.equal(after["head.weight"][0], second.give["head"].values["head.weight"][0])
 
 
+def test_a_narrow_client_sends_its_channels_of_the_classes_that_it_has(tmp_path: Path) -> None:
+    """Client 0 is of half width and lacks class 1: it sends the first half of rows 0 and 2. The other
+    half, and row 1, are client 1's alone."""
+    made = with_labels([0, 2], [0, 1, 2])
+    run = run_of(HeteroFL(widths=(0.5, 1.0)), made, tmp_path)
+    tasks = plan(run, run.initial_state)
+    first, second = reports(run, Serial(), tasks)
+    channels = (tasks[0].send["model"].mask or {})["head.weight"]
+    half = channels.shape[1] // 2
+    assert channels.sum(1).tolist() == [half] * 3
+    mask = (first.give["head"].mask or {})["head.weight"]
+    assert mask.sum(1).tolist() == [half, 0, half]
+    assert mask[:, :half].all(1).tolist() == [True, False, True]
+    after = run.method.fold(run.initial_state, [first, second]).model["head.weight"]
+    own = second.give["head"].values["head.weight"]
+    torch.testing.assert_close(after[:, half:], own[:, half:])
+    torch.testing.assert_close(after[1], own[1])
+    shared = (16 * first.give["head"].values["head.weight"] + 16 * own) / 32
+    torch.testing.assert_close(after[::2, :half], shared[::2, :half])
+
+
 def test_a_class_that_nobody_has_stays_as_it_was(tmp_path: Path) -> None:
     local = LocalTraining(2, 8, SGD(0.1, weight_decay=0.1))
     made = with_labels([0, 2], [0, 2])

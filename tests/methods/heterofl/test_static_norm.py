@@ -18,7 +18,7 @@ from fedgrove import trees
 from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.channels.selection import select_first
 from fedgrove.channels.shrink import shrink
-from fedgrove.core import Batch, Batches
+from fedgrove.core import Batch, Batches, Packet, Report
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
@@ -119,6 +119,49 @@ def test_frozen_norms_keep_theirs() -> None:
     module = build("bn-cnn2", (1, 8, 8), 3, 0, width=4)
     freeze(module, (1, 8, 8), 0.4)
     assert statistics_names(Net(module, (1, 8, 8))) == ("norm2.running_mean", "norm2.running_var")
+
+
+def test_a_frozen_norm_is_used_and_not_collected() -> None:
+    """The frozen one has mean 1 and variance 4: of (1, 3) it makes 0 and 1, and a weight of 2 makes 0
+    and 2. In front of the other the mean is 1 and the unbiased variance 2."""
+    module = nn.Sequential(
+        nn.BatchNorm1d(1, eps=0.0), nn.Linear(1, 1),
+        nn.Linear(1, 1), nn.BatchNorm1d(1, eps=0.0), nn.Linear(1, 2),
+    )  # fmt: skip
+    values = {"0.running_mean": 1, "0.running_var": 4, "1.weight": 2, "1.bias": 0}
+    values |= {"2.weight": 1, "2.bias": 0}
+    leaves: Any = module.state_dict()
+    for name, value in values.items():
+        leaves[name].fill_(value)
+    freeze(module, (1,), 0.34)
+    net = Net(module, (1,))
+    found = BatchStatistics()(net, net.params(), batch(torch.tensor([[1.0], [3.0]])), {})
+    assert {name: leaf.tolist() for name, leaf in found.items()} == {
+        "3.running_mean": [1.0],
+        "3.running_var": [2.0],
+        "batches": 1.0,
+    }
+
+
+def test_what_nobody_collects_stays_as_it_was(tmp_path: Path) -> None:
+    """Client 0 is whole, client 1 of half width, client 2 of a quarter. Client 1 has no examples,
+    client 2's report is lost: their widths keep their own statistics, not those of the whole."""
+    method = HeteroFL(widths=(1.0, 0.5, 0.25))
+    run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,) * 3)
+    first = trees.pick(run.params, run.net.layout.buffers)
+
+    def told(client: int, value: float, examples: int) -> Report:
+        values = trees.map(lambda leaf: torch.full_like(leaf, value), first)
+        return Report(client, {STATISTICS: Packet(values)}, examples)
+
+    state = replace(run.initial_state, is_trained=True)
+    state = method.fold(state, [told(0, 2.0, 20), told(1, 3.0, 20), told(2, 4.0, 20)])
+    state = replace(state, is_trained=True)
+    state = method.fold(state, [told(0, 5.0, 20), told(1, 9.0, 0)])
+    for name in first:
+        assert set(state.model[name].tolist()) == {5.0}
+        assert set(state.statistics[0.5][name].tolist()) == {3.0}
+        assert set(state.statistics[0.25][name].tolist()) == {4.0}
 
 
 def test_a_round_has_two_exchanges(tmp_path: Path) -> None:

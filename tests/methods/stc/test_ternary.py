@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
-from fedgrove.methods.stc.ternary import SparseTernary, golomb_bytes
+from fedgrove.methods.stc.ternary import SparseTernary, coded, golomb_bytes
 from fedgrove.parts.quantise import feedback, largest
 from fedgrove.wire.codec import Smallest
 
@@ -35,6 +35,17 @@ def test_by_layer_by_hand() -> None:
     assert trees.identical(
         sent, {"w": torch.tensor([[4.5, 0.0], [-4.5, 0.0]]), "b": torch.tensor([3.0, 0.0])}
     )
+
+
+def test_a_coded_update_by_hand() -> None:
+    """Half of each layer: 9 and 3 of four, 6 in the mean, and -6 of two. Under a mask without the 9,
+    half of three are 3 and 2, of mean 2.5; the layer that the mask does not name stays whole."""
+    change = {"w": torch.tensor([[9.0, 3.0], [-1.0, 2.0]]), "b": torch.tensor([4.0, -6.0])}
+    expected = {"w": torch.tensor([[6.0, 6.0], [0.0, 0.0]]), "b": torch.tensor([0.0, -6.0])}
+    assert trees.identical(coded(0.5, change, None), expected)
+    mask = {"w": torch.tensor([[False, True], [True, True]])}
+    expected["w"] = torch.tensor([[0.0, 2.5], [0.0, 2.5]])
+    assert trees.identical(coded(0.5, change, mask), expected)
 
 
 def test_two_rounds_with_feedback_by_hand() -> None:

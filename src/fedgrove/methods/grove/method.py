@@ -5,8 +5,9 @@ the client, h_k those layers of client k (its last layer and norm layers), V_k t
 its group's model, A_k its errors, 0 at first. With a view per client the server knows V_k::
 
     V_k  = V_k + C_down(W_g - V_k)                                         -> client_views.packets
-    x_k  = E epochs of min CE(x; D_k) from (V_k, h_k);   h_k = that of x_k -> Train, send
+    x_k  = E epochs of min CE(x; D_k) from (V_k, h_k)                      -> Train
     v_k  = E epochs of min CE(v; D_k) + mu/2 |v - (V_k, h_k)|^2 from v_k   -> Train(.. + Proximal)
+    h_k  = that of x_k                                                     -> send
     q_k  = C_up(x_k - V_k + A_k);       A_k = x_k - V_k + A_k - q_k        -> coded, send
     W_g  = W_g + s sum_k n_k q_k / sum_k n_k   over the group              -> WeightedMean, _moved
 
