@@ -16,6 +16,7 @@ from fedgrove.config.experiment import Experiment
 from fedgrove.config.grid import grid
 from fedgrove.config.toml import from_toml
 from fedgrove.errors import InputError
+from fedgrove.parts.group import AverageLinkage
 
 SMALL = ["--clients", "4", "--cohort", "2", "--rounds", "2", "--epochs", "1"]
 LONG = [*SMALL, "--rounds", "20"]
@@ -37,7 +38,10 @@ def test_the_papers_ca_afp_never_warms_up() -> None:
     # Table 5 of the paper.
     assert (paper.density, paper.first, paper.clusters, paper.churn) == (0.3, 0.3, 3, 0.05)
     assert paper.weights == (0.5, 0.25, 0.25)
-    assert replace(paper, phases=methods.CAAFP().phases) == methods.CAAFP()
+    # Its groups are formed as in the paper, too.
+    ours = methods.CAAFP()
+    assert (paper.probe_epochs, paper.grouping) == (1, AverageLinkage("average"))
+    assert replace(paper, phases=ours.phases, probe_epochs=3, grouping=ours.grouping) == ours
     assert methods.CAAFP().lengths(50)[0] > 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from fedgrove_lab.papers import Study, StudyOptions, StudyRow
 from fedgrove_lab.papers.definition import load_definition
 from fedgrove_lab.papers.fedlayerprune import last_density, prunable_layers
 from fedgrove_lab.papers.measures import REACHED, digits_of
+from fedgrove_lab.results import read_result
+from fedgrove_lab.tables import ROOT
 
 PAPER = papers.find("fedlayerprune")
 REPORTED = load_definition("fedlayerprune").reported
@@ -435,3 +439,36 @@ def test_parts_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]
     ):
         assert main(["paper", "fedlayerprune", *words.split(), "--quick"]) == 2
         assert sentence in capsys.readouterr().err
+
+
+# ---- what the docs say of study 9 ----------------------------------------------------------------
+
+
+def gap(one: str, other: str) -> str:
+    """The difference of two stored rows, over all test examples, with its 95 % interval."""
+    result = read_result("fedlayerprune-fashion-mnist")
+    values = {row["name"]: row["values"]["accuracy_pooled:0"] for row in result["rows"]}
+    found = [100 * (a - b) for a, b in zip(values[one], values[other], strict=True)]
+    middle = statistics.mean(found)
+    # Student's t with two degrees of freedom: three seeds.
+    half = 4.302653 * statistics.stdev(found) / math.sqrt(3)
+    low, mean, high = (f"{x:.1f}".replace("-", "−") for x in (middle - half, middle, middle + half))
+    return f"{mean.replace('−0.0', '0.0')} [{low}, {high}]"
+
+
+def test_the_differences_in_the_docs_follow_from_the_stored_values() -> None:
+    pages = [ROOT / "docs" / folder / "fedlayerprune.md" for folder in ("evidence", "papers")]
+    evidence, method = (" ".join(page.read_text().split()) for page in pages)
+    for alpha in ("0.1", "0.5", "1"):
+        for other in ("fedavg", "without-vote", "without-dividing"):
+            text = gap(f"fedlayerprune-a{alpha}", f"{other}-a{alpha}")
+            assert text in evidence
+            assert text in method
+    for other in ("fixedprune-70-static", "fixedprune-50-static", "feddst"):
+        text = gap("fedlayerprune-a0.1", f"{other}-a0.1")
+        assert text in evidence
+        assert text in method
+    for other in ("feddst-churn20", "feddst-churn50"):
+        assert gap("fedlayerprune-a0.1", f"{other}-a0.1") in method
+    assert gap("fedlayerprune-a0.1", "fedlayerprune-literal-a0.1") in evidence
+    assert gap("feddst-churn50-a0.1", "feddst-a0.1") in evidence
