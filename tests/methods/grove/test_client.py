@@ -258,3 +258,5 @@ def test_only_a_number_is_a_vote(tmp_path: Path) -> None:
         merit = {"better": torch.tensor(better), "tried": torch.tensor(2.0)}
         metrics = run.method.client.send({**whole, "merit": merit}, client).metrics
         assert metrics == ({} if expected is None else {"better": expected, "tried": 2.0})
+    nothing = {"better": torch.tensor(0.0), "tried": torch.tensor(0.0)}
+    assert run.method.client.send({**whole, "merit": nothing}, client).metrics == {}
