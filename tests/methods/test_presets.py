@@ -115,7 +115,7 @@ def test_the_command_line_takes_presets(
     assert names == ["ca-afp-s0", "ca-afp-paper-s0"]
     assert main(["list", "methods"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert ["ca-afp:paper", "ca-afp with phases=0,0,1"] in [
+    assert ["ca-afp:paper", "ca-afp with phases=0,0,1 grouping.linkage=average probe_epochs=1"] in [
         [word.strip() for word in line] for line in lines
     ]
     assert main(["run", "ca-afp:papr"]) == 2
