@@ -490,7 +490,7 @@ def test_they_end_with_their_owner(how: signal.Signals | str) -> None:
             os.kill(pid, signal.SIGINT)
         owner.send_signal(how)
     # They hold its output open: this is over when the last one has ended.
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=60)
     assert until(lambda: not any(is_there(pid) for pid in pids), 10)
 
 

@@ -23,6 +23,14 @@ def workers_of(pid: int) -> list[int]:
     return [int(c) for c in found if b"fedgrove" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
+def assert_they_end(workers: list[int]) -> None:
+    """Wait until processes have ended and their parent has noticed it."""
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{w}").exists() for w in workers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not [w for w in workers if Path(f"/proc/{w}").exists()]
+
+
 @pytest.mark.parametrize(("engine", "other"), [("serial", "pool"), ("pool", "serial")])
 def test_kill_9_then_resume_is_the_uninterrupted_run(
     engine: str, other: str, whole: dict[str, bytes], tmp_path: Path
@@ -35,10 +43,7 @@ def test_kill_9_then_resume_is_the_uninterrupted_run(
     process.communicate(timeout=60)
     assert not (folder / "summary.json").exists()
     # Workers notice that the server is gone and end by themselves.
-    end = time.monotonic() + 30
-    while any(Path(f"/proc/{w}").exists() for w in workers) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not [w for w in workers if Path(f"/proc/{w}").exists()]
+    assert_they_end(workers)
     done = resume(folder, "--engine", other)
     assert done.returncode == 0, done.stderr
     assert contents(folder) == whole
@@ -85,7 +90,7 @@ def test_a_signal_leaves_a_checkpoint_and_a_sentence(
     assert f"fedgrove resume {folder}" in err
     assert "Traceback" not in err
     assert "leaked" not in err
-    assert not [w for w in workers if Path(f"/proc/{w}").exists()]
+    assert_they_end(workers)
     api.resume(folder, progress=False)
     assert contents(folder) == whole
 

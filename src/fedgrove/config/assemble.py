@@ -32,7 +32,7 @@ from ..core import AnyMethod
 from ..data import Federation
 from ..data.build import Choices
 from ..data.devices import read_devices
-from ..errors import InputError, Refusals, check, unknown
+from ..errors import InputError, Refusals, check, clean_text, unknown
 from ..nets.user_files import is_file_spec
 from ..options import OneRunOptions
 from ..options.groups import EngineOptions, Settings
@@ -329,8 +329,8 @@ def _parse(text: str, place: Path) -> dict[str, Any]:
     given = document.get("format", CONFIG_FORMAT)
     if given != CONFIG_FORMAT:
         raise InputError(
-            f"{place} is of format {given}, and this version of fedgrove reads format "
-            f"{CONFIG_FORMAT}, in which some names and defaults changed; write the options that "
+            f"{place} is of format {clean_text(str(given))}, and this version of fedgrove reads "
+            f"format {CONFIG_FORMAT}, in which some names and defaults changed; write the options that "
             "you need into a new file, without a format."
         )
     return document

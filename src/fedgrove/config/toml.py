@@ -52,7 +52,7 @@ from torch import nn
 from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
-from ..errors import InputError, Refusals, shown, unknown
+from ..errors import InputError, Refusals, clean_text, shown, unknown
 from ..metrics import Metric
 from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
@@ -279,8 +279,8 @@ def check_format(text: str, folder: Path) -> None:
     given = _parsed(text).get("format", 1)
     if given != CONFIG_FORMAT:
         raise InputError(
-            f"{folder} has a config.toml of format {given}; this version of fedgrove reads format "
-            f"{CONFIG_FORMAT}, in which some names and defaults changed. Resume the run with the "
+            f"{folder} has a config.toml of format {clean_text(str(given))}; this version of "
+            f"fedgrove reads format {CONFIG_FORMAT}, in which some names and defaults changed. Resume the run with the "
             "version that wrote it, or start it again."
         )
 

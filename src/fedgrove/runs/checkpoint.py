@@ -21,7 +21,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from ..errors import InputError, MethodError
+from ..errors import InputError, MethodError, clean_text
 from ..renamed import read_tables
 from ..trees import Tree
 from . import schemas
@@ -382,8 +382,8 @@ def read_manifest(path: Path) -> Manifest:
     if number not in READABLE:
         formats = " and ".join(map(str, READABLE))
         raise InputError(
-            f"{path} is a checkpoint of format {number}; this version of fedgrove reads format "
-            f"{formats}. Resume the run with the version that wrote it, or start it again."
+            f"{path} is a checkpoint of format {clean_text(str(number))}; this version of fedgrove "
+            f"reads format {formats}. Resume the run with the version that wrote it, or start it again."
         )
     return Manifest(schemas.check_content(content, schemas.ManifestContent, path))
 

@@ -192,7 +192,7 @@ def summarise(
         "rounds": run.rounds,
         "clients": len(run.infos),
         "cohort": run.cohort,
-        **_count_train_examples(run, max(0, state.round - 1)),
+        **_count_train_examples(run, max(0, state.round - 1), scored),
         **_describe_start(run),
         "groups": len(sizes),
         "group_sizes": sizes,
@@ -332,14 +332,17 @@ def _describe_start(run: Run) -> dict[str, Any]:
     return {"init": str(run.origin), "init_sha256": run.origin.sha256, "freeze": run.frozen}
 
 
-def _count_train_examples(run: Run, at_round: int) -> dict[str, Any]:
+def _count_train_examples(run: Run, at_round: int, scored: Sequence[Report]) -> dict[str, Any]:
     """Return how many examples each client trained on in a round, and their mean.
 
-    Of data that are made when they are needed only the scored clients: there may be a million.
+    Of data that are made when they are needed, as the scored clients report it: there may be a
+    million clients, and the data of some may be impossible to make.
     """
     federation = run.federation
-    clients = run.scored if federation.is_lazy else federation.ids
-    counts = {str(k): federation.info(k, at_round).examples for k in clients}
+    if federation.is_lazy:
+        counts = {str(report.of): report.examples for report in scored}
+    else:
+        counts = {str(k): federation.info(k, at_round).examples for k in federation.ids}
     mean = sum(counts.values()) / len(counts) if counts else None
     return {
         "train_examples": None if mean is None else round(mean, 8),
