@@ -330,8 +330,8 @@ def _parse(text: str, place: Path) -> dict[str, Any]:
     if given != CONFIG_FORMAT:
         raise InputError(
             f"{place} is of format {clean_text(str(given))}, and this version of fedgrove reads "
-            f"format {CONFIG_FORMAT}, in which some names and defaults changed; write the options that "
-            "you need into a new file, without a format."
+            f"format {CONFIG_FORMAT}, in which some names and defaults changed; write the "
+            "options that you need into a new file, without a format."
         )
     return document
 

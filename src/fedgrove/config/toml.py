@@ -280,8 +280,8 @@ def check_format(text: str, folder: Path) -> None:
     if given != CONFIG_FORMAT:
         raise InputError(
             f"{folder} has a config.toml of format {clean_text(str(given))}; this version of "
-            f"fedgrove reads format {CONFIG_FORMAT}, in which some names and defaults changed. Resume the run with the "
-            "version that wrote it, or start it again."
+            f"fedgrove reads format {CONFIG_FORMAT}, in which some names and defaults changed. "
+            "Resume the run with the version that wrote it, or start it again."
         )
 
 

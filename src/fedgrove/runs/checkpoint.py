@@ -383,7 +383,8 @@ def read_manifest(path: Path) -> Manifest:
         formats = " and ".join(map(str, READABLE))
         raise InputError(
             f"{path} is a checkpoint of format {clean_text(str(number))}; this version of fedgrove "
-            f"reads format {formats}. Resume the run with the version that wrote it, or start it again."
+            f"reads format {formats}. Resume the run with the version that wrote it, or start it "
+            "again."
         )
     return Manifest(schemas.check_content(content, schemas.ManifestContent, path))
 
