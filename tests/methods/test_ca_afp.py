@@ -315,6 +315,21 @@ def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(
     assert wanted == goal
 
 
+def alone(phases: tuple, model: dict, mask: torch.Tensor, evidence: dict | None = None) -> State:
+    """Return the state before round 1 of phase 3, with one group of one client, number 7."""
+    return State(
+        round=0,
+        phases=phases,
+        clients=(7,),
+        prunable=("w",),
+        models={0: model},
+        masks={0: {"w": mask}},
+        groups={7: 0},
+        reference=model,
+        evidence=evidence or {},
+    )
+
+
 def test_the_mean_of_a_group_under_its_mask_by_hand() -> None:
     """Clients of 1 and 3 examples: (2 + 3 * 6) / 4 = 5, 0 where the mask is, and the bias, which is
     never pruned, (4 + 3 * 0) / 4 = 1. The other group has one client; the third nobody.
@@ -477,18 +492,7 @@ def test_a_group_of_one_churns_by_magnitude_and_gradient_by_hand() -> None:
     gathered = Gather(start["w"], mask)
     signs = torch.tensor([1, 1, 1, 1], dtype=torch.int8)
     gathered.add(start["w"], {"scores.signs": signs})
-    state = State(
-        round=0,
-        phases=(0, 0, 4),
-        clients=(7,),
-        prunable=("w",),
-        models={0: start},
-        masks={0: {"w": mask}},
-        groups={7: 0},
-        reference=start,
-        centres={},
-        evidence={0: gathered.since({})},
-    )
+    state = alone((0, 0, 4), start, mask, {0: gathered.since({})})
     evidence = {
         "scores.signs": torch.tensor([1, 1, 1, -1], dtype=torch.int8),
         "scores.grow": torch.tensor([0.0, -9.0, 0.0, 0.0], dtype=torch.bfloat16),
@@ -508,16 +512,7 @@ def test_what_a_step_prunes_does_not_regrow_in_it() -> None:
     method = CAAFP(phases=(0, 0, 4), density=0.5, churn=0.25, every=2, clusters=1)
     mask = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
     model = {"w": torch.tensor([4.0, 3.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0])}
-    state = State(
-        round=0,
-        phases=(0, 0, 4),
-        clients=(7,),
-        prunable=("w",),
-        models={0: model},
-        masks={0: {"w": mask}},
-        groups={7: 0},
-        reference=model,
-    )
+    state = alone((0, 0, 4), model, mask)
     evidence = {
         "scores.signs": torch.ones(4, dtype=torch.int8),
         "scores.grow": torch.zeros(4, dtype=torch.bfloat16),
@@ -531,18 +526,7 @@ def test_a_group_of_which_nobody_reported_only_prunes_its_deficit() -> None:
     """Density 1 -> .5 in the only step: the two smallest of four go, and nothing regrows."""
     method = CAAFP(phases=(0, 0, 2), start=1.0, density=0.5, churn=0.5, every=2, clusters=1)
     model = {"w": torch.tensor([1.0, -4.0, 2.0, -3.0])}
-    state = State(
-        round=0,
-        phases=(0, 0, 2),
-        clients=(7,),
-        prunable=("w",),
-        models={0: model},
-        masks={0: {"w": torch.ones(4).bool()}},
-        groups={7: 0},
-        reference=model,
-        centres={},
-        evidence={},
-    )
+    state = alone((0, 0, 2), model, torch.ones(4).bool())
     after = method.fold(state, [])
     assert after.masks[0]["w"].tolist() == [False, True, False, True]
 
@@ -554,16 +538,7 @@ def test_a_group_of_which_nobody_reported_does_not_churn() -> None:
     method = CAAFP(phases=(0, 0, 2), start=0.75, density=0.5, churn=0.5, every=2, clusters=1)
     assert method.schedule.sizes(2, 2, active=3, target=2, total=4) == (2, 1)
     model = {"w": torch.tensor([1.0, -4.0, 2.0, 0.0])}
-    state = State(
-        round=0,
-        phases=(0, 0, 2),
-        clients=(7,),
-        prunable=("w",),
-        models={0: model},
-        masks={0: {"w": torch.tensor([True, True, True, False])}},
-        groups={7: 0},
-        reference=model,
-    )
+    state = alone((0, 0, 2), model, torch.tensor([True, True, True, False]))
     after = method.fold(state, [])
     assert after.masks[0]["w"].tolist() == [False, True, True, False]
 

@@ -13,8 +13,8 @@ A client uses the whole model. With a share of 1 for all this is FedAvg. Differs
 channels of convolutions are dropped too, not units of linear layers alone, and are rescaled as
 these are; every parameter is averaged over the clients that have it.
 
-- Shared: the model; each client trains random channels, new ones every round, as many as fit on its
-  device.
+- Shared: the model; each client trains random channels, new ones every round, limited to what
+  fits on its device.
 - A client uses: the shared model.
 - Bytes in the paper: as ``heterofl``.
 - Secure aggregation: yes; as heterofl, with random channels.

@@ -16,7 +16,7 @@ paper's encoder is pretrained; a random one is useless, so by default there is n
 1 for all this is then FedAvg.
 
 - Shared: a predictor, after a frozen encoder if there is one; each client keeps the channels that
-  matter to it, as many as fit on its device.
+  matter to it, limited to what fits on its device.
 - A client uses: its part of the shared model.
 - Bytes in the paper: 8 d_p M T, the mean over the widths.
 - Secure aggregation: no; clients choose their channels, and the server stores each client's choice.

@@ -130,8 +130,8 @@ def write_cost(cost: CostByPart) -> str:
 def read_cost(letter: Letter) -> CostByPart:
     """Return the bytes of a report by part, from the note of a Flower message.
 
-    A client may lie about the parts, but not about the sum: if the sum or a name is wrong, only
-    head and values are told apart.
+    A client may lie about the parts, but not about the sum: if the sum or a name is wrong, the
+    parts are only head and values.
     """
     head = len(letter.head)
     otherwise = {"header": head, "values": letter.length - head}

@@ -17,7 +17,7 @@ all, ``scale``, ``masked`` and ``static`` off this is FedAvg. Differs from the p
 weighted by their examples; statistics are of each width and not of the whole model alone, as each
 client uses its own width; scores are of all classes, also those that a client lacks.
 
-- Shared: the model; each client trains the first channels, as many as fit on its device.
+- Shared: the model; each client trains the first channels that fit on its device.
 - A client uses: those channels of the shared model.
 - Bytes in the paper: 8 d_s M T, the mean over the widths.
 - Secure aggregation: yes; the server chooses each client's sub-model, and clients which classes of
