@@ -1,12 +1,16 @@
-"""A study of two rows and summaries of its runs, for the table and for the page."""
+"""A study of two rows and summaries of its runs; differences of stored rows, as docs state them."""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from fedgrove.config.experiment import Experiment
 from fedgrove.methods import FedAvg, Local
 from fedgrove_lab.papers import Study, StudyRow
+from fedgrove_lab.results import read_result
 
 
 def summary(seed: int, means: dict[int, float], std: float = 0.1, **more: Any) -> dict[str, Any]:
@@ -58,3 +62,22 @@ def done() -> dict[str, dict[str, Any] | None]:
         "b-s1": summary(1, {0: 0.4, 3: 0.9}, group_sizes=[1] * 9),
         "b-s2": None,
     }
+
+
+def stored_values(result: str, row: str, measure: str) -> list[float]:
+    """What a stored row has for each seed."""
+    by_name = {found["name"]: found["values"] for found in read_result(result)["rows"]}
+    values: list[float] = by_name[row][measure]
+    return values
+
+
+def paired_difference(one: Sequence[float], other: Sequence[float]) -> str:
+    """The mean difference of two rows in points, with its 95 % interval over three seeds."""
+    found = [100 * (a - b) for a, b in zip(one, other, strict=True)]
+    assert len(found) == 3
+    middle = statistics.mean(found)
+    # Student's t with two degrees of freedom.
+    half = 4.302653 * statistics.stdev(found) / math.sqrt(3)
+    numbers = (f"{x:.1f}".replace("-0.0", "0.0") for x in (middle, middle - half, middle + half))
+    mean, low, high = (number.replace("-", "−") for number in numbers)
+    return f"{mean} [{low}, {high}]"

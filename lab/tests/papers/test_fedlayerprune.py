@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +25,9 @@ from fedgrove_lab.papers import Study, StudyOptions, StudyRow
 from fedgrove_lab.papers.definition import load_definition
 from fedgrove_lab.papers.fedlayerprune import last_density, prunable_layers
 from fedgrove_lab.papers.measures import REACHED, digits_of
-from fedgrove_lab.results import read_result
 from fedgrove_lab.tables import ROOT
+
+from .made import paired_difference, stored_values
 
 PAPER = papers.find("fedlayerprune")
 REPORTED = load_definition("fedlayerprune").reported
@@ -445,15 +444,10 @@ def test_parts_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]
 
 
 def gap(one: str, other: str) -> str:
-    """The difference of two stored rows, over all test examples, with its 95 % interval."""
-    result = read_result("fedlayerprune-fashion-mnist")
-    values = {row["name"]: row["values"]["accuracy_pooled:0"] for row in result["rows"]}
-    found = [100 * (a - b) for a, b in zip(values[one], values[other], strict=True)]
-    middle = statistics.mean(found)
-    # Student's t with two degrees of freedom: three seeds.
-    half = 4.302653 * statistics.stdev(found) / math.sqrt(3)
-    low, mean, high = (f"{x:.1f}".replace("-", "−") for x in (middle - half, middle, middle + half))
-    return f"{mean.replace('−0.0', '0.0')} [{low}, {high}]"
+    """The difference of two stored rows, over all test examples."""
+    result, measure = "fedlayerprune-fashion-mnist", "accuracy_pooled:0"
+    values = (stored_values(result, row, measure) for row in (one, other))
+    return paired_difference(*values)
 
 
 def test_the_differences_in_the_docs_follow_from_the_stored_values() -> None:

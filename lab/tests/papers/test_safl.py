@@ -13,6 +13,9 @@ from fedgrove.methods import SAFL, Hermes, name_of
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Study, StudyOptions, StudyRow
 from fedgrove_lab.papers.definition import load_definition
+from fedgrove_lab.tables import ROOT
+
+from .made import paired_difference, stored_values
 
 PAPER = papers.find("safl")
 PARTS = [*PAPER.tables.values(), *PAPER.figures.values()]
@@ -243,3 +246,28 @@ def test_a_quick_study_is_small_and_runs_on_built_in_images(part: papers.StudyPa
         assert len(asked.federation().clients) == asked.clients
     assert study.notes[0].startswith("Quick")
     assert len(papers.experiments(study, (0,))) == len(study.rows)
+
+
+def test_the_differences_in_the_docs_follow_from_the_stored_values() -> None:
+    def gap(result: str, measure: str, one: str, other: str) -> str:
+        values = (stored_values(result, row, measure) for row in (one, other))
+        return paired_difference(*values)
+
+    pages = [ROOT / "docs" / folder / "safl.md" for folder in ("evidence", "papers")]
+    evidence, method = (" ".join(page.read_text().split()) for page in pages)
+    for other in ("lg-fedavg", "fedbn", "safl-k1"):
+        text = gap("safl-mnist", "accuracy_mean:0", "safl-k2", other)
+        assert text in evidence
+        assert text in method
+    tuned = gap("safl-mnist", "accuracy_mean:1", "safl-k2", "fedavg")
+    assert tuned in evidence
+    assert tuned in method
+    assert gap("safl-mnist", "accuracy_mean:0", "safl-k2", "fedavg") in evidence
+    assert gap("safl-mnist", "accuracy_mean:0", "safl-k2", "local-long") in evidence
+    for rate in (0.3, 0.4, 0.6, 0.65):
+        text = gap("safl-mnist-rates", "accuracy_mean:0", f"safl-k2-{rate}", f"hermes-{rate}")
+        assert text in evidence
+        assert text in method
+    for rate in (0.3, 0.65):
+        rows = (f"hermes-{rate}", f"hermes-without-recovery-{rate}")
+        assert gap("safl-mnist-rates", "accuracy_mean:0", *rows) in evidence
