@@ -11,6 +11,8 @@ import pytest
 
 import fedgrove
 from fedgrove import core, renamed
+from fedgrove.config.settings import assign
+from fedgrove.parts.group import Agglomerative
 
 MODULES = renamed.read_tables()["modules"]
 NAMES = renamed.read_tables()["names"]
@@ -54,6 +56,11 @@ def test_old_names_in_a_module(module: str, old: str) -> None:
         assert getattr(there, old) is getattr(importlib.import_module(home), new)
     # Python shows it only at a line of the user's own program.
     assert [each.filename for each in seen] == [__file__]
+
+
+def test_old_names_of_parts_in_settings() -> None:
+    method = fedgrove.methods.make("ca-afp")
+    assert assign(method, "grouping=AverageLinkage").grouping == Agglomerative()
 
 
 def test_old_names_of_the_package() -> None:

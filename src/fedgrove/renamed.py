@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @cache
 def read_tables() -> dict[str, dict[str, Any]]:
-    """Return the tables of ``renamed.toml``: modules, names, fields and state_fields."""
+    """Return the tables of ``renamed.toml``: modules, names, types, fields and state_fields."""
     # Read here: a process that meets no old name need not wait for it.
     import tomllib
     from pathlib import Path
@@ -59,6 +59,12 @@ def find_old_names(module: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module whose names changed."""
     # Without a frame of its own: the warning is about the line of the user's that has the name.
     return partial(find_renamed, module)
+
+
+def find_new_type(name: str) -> str:
+    """Return the name that a part has today in config.toml and with ``--set``."""
+    new: str = read_tables()["types"].get(name, name)
+    return new
 
 
 def find_new_field(cls: type, old: str) -> str | None:

@@ -16,7 +16,7 @@ from fedgrove.config.experiment import Experiment
 from fedgrove.config.grid import grid
 from fedgrove.config.toml import from_toml
 from fedgrove.errors import InputError
-from fedgrove.parts.group import AverageLinkage
+from fedgrove.parts.group import Agglomerative
 
 SMALL = ["--clients", "4", "--cohort", "2", "--rounds", "2", "--epochs", "1"]
 LONG = [*SMALL, "--rounds", "20"]
@@ -40,7 +40,7 @@ def test_the_papers_ca_afp_never_warms_up() -> None:
     assert paper.weights == (0.5, 0.25, 0.25)
     # Its groups are formed as in the paper, too.
     ours = methods.CAAFP()
-    assert (paper.probe_epochs, paper.grouping) == (1, AverageLinkage("average"))
+    assert (paper.probe_epochs, paper.grouping) == (1, Agglomerative("average"))
     assert replace(paper, phases=ours.phases, probe_epochs=3, grouping=ours.grouping) == ours
     assert methods.CAAFP().lengths(50)[0] > 0
 

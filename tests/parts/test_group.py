@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedgrove.errors import InputError
 from fedgrove.parts.group import (
     SKETCH,
-    AverageLinkage,
+    Agglomerative,
     Bipartition,
     Updates,
     cosine_distances,
@@ -58,7 +58,7 @@ def test_groups_are_those_of_scikit_learn(n: int, linkage: str, seed: int) -> No
     for groups in range(2, n):
         theirs = AgglomerativeClustering(groups, metric="precomputed", linkage=linkage)
         labels = renumbered(theirs.fit_predict(far).tolist())
-        assert AverageLinkage(linkage)(vectors, groups) == labels
+        assert Agglomerative(linkage)(vectors, groups) == labels
         expected = silhouette_score(far, labels, metric="precomputed")
         assert silhouette(far, labels) == pytest.approx(expected, abs=1e-12)
 
@@ -76,9 +76,9 @@ def test_average_linkage_by_hand() -> None:
     alone.
     """
     rows = circle(0, 40, 81, 120, 165)
-    assert AverageLinkage()(rows, 2) == [0, 0, 1, 1, 1]
-    assert AverageLinkage("single")(rows, 2) == [0, 0, 0, 0, 1]
-    assert AverageLinkage()(rows, 3) == [0, 0, 1, 1, 2]
+    assert Agglomerative()(rows, 2) == [0, 0, 1, 1, 1]
+    assert Agglomerative("single")(rows, 2) == [0, 0, 0, 0, 1]
+    assert Agglomerative()(rows, 3) == [0, 0, 1, 1, 2]
 
 
 def test_average_linkage_is_not_complete_linkage_by_hand() -> None:
@@ -87,13 +87,13 @@ def test_average_linkage_is_not_complete_linkage_by_hand() -> None:
     furthest pair, .658, and 70 joins 130.
     """
     rows = circle(0, 30, 70, 130)
-    assert AverageLinkage()(rows, 2) == [0, 0, 0, 1]
-    assert AverageLinkage("complete")(rows, 2) == [0, 0, 1, 1]
+    assert Agglomerative()(rows, 2) == [0, 0, 0, 1]
+    assert Agglomerative("complete")(rows, 2) == [0, 0, 1, 1]
 
 
 def test_the_length_of_an_update_does_not_matter() -> None:
     rows = circle(0, 90, 5, 95) * torch.tensor([[1.0], [1e-3], [1e3], [7.0]])
-    assert AverageLinkage()(rows, 2) == [0, 1, 0, 1]
+    assert Agglomerative()(rows, 2) == [0, 1, 0, 1]
 
 
 def test_wards_linkage_by_hand() -> None:
@@ -105,8 +105,40 @@ def test_wards_linkage_by_hand() -> None:
     times 1. So 70 joins 130, where average linkage joins it to 0 and 30.
     """
     rows = circle(0, 30, 70, 130) * torch.tensor([[1.0], [1e-3], [1e3], [7.0]])
-    assert AverageLinkage("ward")(rows, 2) == [0, 0, 1, 1]
-    assert AverageLinkage()(rows, 2) == [0, 0, 0, 1]
+    assert Agglomerative("ward")(rows, 2) == [0, 0, 1, 1]
+    assert Agglomerative()(rows, 2) == [0, 0, 0, 1]
+
+
+def test_other_metrics_by_hand() -> None:
+    """(1, 0), (5.4, 0) and (4, 3.2).
+
+    Euclidean: 4.4, sqrt(9 + 10.24) = 4.39 and sqrt(1.96 + 10.24) = 3.49, so the last two merge.
+    Manhattan: 4.4, 6.2 and 4.6, so the first two do.
+    """
+    rows = torch.tensor([[1.0, 0.0], [5.4, 0.0], [4.0, 3.2]])
+    assert Agglomerative(metric="euclidean")(rows, 2) == [0, 1, 1]
+    assert Agglomerative(metric="manhattan")(rows, 2) == [0, 0, 1]
+
+
+@given(
+    st.integers(3, 9),
+    st.sampled_from(["average", "complete", "ward"]),
+    st.sampled_from(["euclidean", "manhattan"]),
+    st.integers(0, 99),
+)
+@settings(max_examples=10, deadline=None)
+def test_groups_by_other_metrics_are_those_of_scikit_learn(
+    n: int, linkage: str, metric: str, seed: int
+) -> None:
+    from sklearn.cluster import AgglomerativeClustering
+
+    if linkage == "ward":
+        metric = "euclidean"
+    vectors = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    for groups in range(2, n):
+        theirs = AgglomerativeClustering(groups, linkage=linkage, metric=metric)
+        labels = renumbered(theirs.fit_predict(vectors.numpy()).tolist())
+        assert Agglomerative(linkage, metric)(vectors, groups) == labels
 
 
 @given(st.integers(3, 9), st.integers(0, 99))
@@ -118,17 +150,17 @@ def test_wards_groups_are_those_of_scikit_learn(n: int, seed: int) -> None:
     unit = (vectors / vectors.norm(dim=1, keepdim=True)).numpy()
     for groups in range(2, n):
         labels = AgglomerativeClustering(groups, linkage="ward").fit_predict(unit)
-        assert AverageLinkage("ward")(vectors, groups) == renumbered(labels.tolist())
+        assert Agglomerative("ward")(vectors, groups) == renumbered(labels.tolist())
 
 
 @pytest.mark.parametrize("groups", [1, 2, 5])
 def test_fewer_clients_than_groups_and_one_client(groups: int) -> None:
-    assert AverageLinkage()(circle(10), groups) == [0]
-    assert AverageLinkage()(circle(0, 90), groups) == ([0, 0] if groups == 1 else [0, 1])
+    assert Agglomerative()(circle(10), groups) == [0]
+    assert Agglomerative()(circle(0, 90), groups) == ([0, 0] if groups == 1 else [0, 1])
 
 
 def test_as_many_groups_as_clients() -> None:
-    assert AverageLinkage()(circle(0, 1, 2), 3) == [0, 1, 2]
+    assert Agglomerative()(circle(0, 1, 2), 3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -140,20 +172,20 @@ def test_as_many_groups_as_clients() -> None:
     ],
 )
 def test_the_silhouette_finds_how_many(degrees: tuple[float, ...], labels: list[int]) -> None:
-    assert AverageLinkage()(circle(*degrees), 0) == labels
+    assert Agglomerative()(circle(*degrees), 0) == labels
 
 
 def test_with_too_few_to_tell_the_silhouette_gives_one_group() -> None:
-    assert AverageLinkage()(circle(0), 0) == [0]
-    assert AverageLinkage()(circle(0, 90), 0) == [0, 0]
-    assert AverageLinkage()(circle(0, 1, 90), 0) == [0, 0, 1]
+    assert Agglomerative()(circle(0), 0) == [0]
+    assert Agglomerative()(circle(0, 90), 0) == [0, 0]
+    assert Agglomerative()(circle(0, 1, 90), 0) == [0, 0, 1]
 
 
 @given(st.permutations(range(7)))
 def test_who_is_together_does_not_depend_on_the_order_of_clients(order: list[int]) -> None:
     degrees = (0, 40, 81, 120, 165, 200, 290)
-    plain = AverageLinkage()(circle(*degrees), 3)
-    moved = AverageLinkage()(circle(*(degrees[i] for i in order)), 3)
+    plain = Agglomerative()(circle(*degrees), 3)
+    moved = Agglomerative()(circle(*(degrees[i] for i in order)), 3)
     pairs = {
         frozenset((order[a], order[b])) for a in range(7) for b in range(a) if moved[a] == moved[b]
     }
@@ -162,7 +194,14 @@ def test_who_is_together_does_not_depend_on_the_order_of_clients(order: list[int
 
 def test_an_unknown_linkage_names_the_nearest() -> None:
     with pytest.raises(InputError, match=r"no linkage 'averag'; did you mean 'average'\?"):
-        AverageLinkage("averag")
+        Agglomerative("averag")
+    with pytest.raises(InputError, match=r"no metric 'cosin'; did you mean 'cosine'\?"):
+        Agglomerative(metric="cosin")
+
+
+def test_wards_linkage_needs_euclidean_distances() -> None:
+    with pytest.raises(InputError, match="must be cosine or euclidean with linkage ward"):
+        Agglomerative("ward", "manhattan")
 
 
 # ---- bipartition ---------------------------------------------------------------------------------
@@ -284,7 +323,7 @@ def test_updates_that_fit_are_held_whole() -> None:
     updates = Updates(4)
     for k, tree in enumerate(populations(50, 4)):
         updates.add(10 * k, tree)
-    groups = updates.divide(AverageLinkage(), 2)
+    groups = updates.divide(Agglomerative(), 2)
     assert groups == {0: 0, 10: 1, 20: 0, 30: 1}
     assert list(updates.whole) == [0, 10, 20, 30]
     mean = (updates.whole[0] + updates.whole[20]) / 2
@@ -298,7 +337,7 @@ def test_beyond_what_is_held_clients_are_grouped_by_sketches() -> None:
     for k, tree in enumerate(populations(size, 6)):
         updates.add(k, tree)
     assert list(updates.whole) == [0, 1]
-    groups = updates.divide(AverageLinkage(), 2)
+    groups = updates.divide(Agglomerative(), 2)
     assert groups == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
     centres = updates.centres(groups)
     assert torch.equal(centres[0], updates.whole[0])
@@ -310,7 +349,7 @@ def test_a_group_of_which_nothing_is_held_has_no_centre() -> None:
     updates = Updates(4, most_bytes=4 * size)
     for k, tree in enumerate(populations(size, 4)):
         updates.add(k, tree)
-    assert list(updates.centres(updates.divide(AverageLinkage(), 2))) == [0]
+    assert list(updates.centres(updates.divide(Agglomerative(), 2))) == [0]
 
 
 def test_one_update_is_held_however_large_it_is() -> None:
@@ -319,7 +358,7 @@ def test_one_update_is_held_however_large_it_is() -> None:
     for k, tree in enumerate(populations(50, 3)):
         updates.add(k, tree)
     assert list(updates.whole) == [0]
-    assert updates.divide(AverageLinkage(), 2) == {0: 0, 1: 1, 2: 0}
+    assert updates.divide(Agglomerative(), 2) == {0: 0, 1: 1, 2: 0}
 
 
 def test_the_order_in_which_updates_come_does_not_matter() -> None:
@@ -328,7 +367,7 @@ def test_the_order_in_which_updates_come_does_not_matter() -> None:
         updates = Updates(5)
         for k in order:
             updates.add(k, populations(50, 5)[k])
-        groups = updates.divide(AverageLinkage(), 2)
+        groups = updates.divide(Agglomerative(), 2)
         results.append((groups, updates.centres(groups)))
     assert results[0][0] == results[1][0]
     assert all(torch.equal(results[0][1][g], results[1][1][g]) for g in results[0][1])
@@ -338,6 +377,6 @@ def test_the_order_in_which_updates_come_does_not_matter() -> None:
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_several_numbers_of_groups_are_as_one_call_for_each(linkage: str, count: int) -> None:
     rows = torch.randn(count, 4, generator=torch.Generator().manual_seed(3))
-    rule = AverageLinkage(linkage)
+    rule = Agglomerative(linkage)
     numbers = [1, 2, 3, 20]
     assert rule.several(rows, numbers) == [rule(rows, number) for number in numbers]

@@ -16,7 +16,7 @@ from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Defaults, Examples, Federation, scenario
 from fedgrove.methods import CAAFP, FedCHAR, name_of
 from fedgrove.nets import Net, build
-from fedgrove.parts.group import AverageLinkage
+from fedgrove.parts.group import Agglomerative
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Study, StudyOptions, StudyRow
@@ -258,7 +258,7 @@ def test_study_6_changes_the_epochs_and_the_linkage_that_groups_are_formed_by() 
     assert ours == usual
     for linkage in ("average", "ward"):
         for epochs in (1, 3):
-            grouping = AverageLinkage(linkage)
+            grouping = Agglomerative(linkage)
             asked = replace(
                 found["ward-3"].experiment,
                 method=replace(usual, grouping=grouping, probe_epochs=epochs),

@@ -24,7 +24,7 @@ from ..errors import InputError, Refusals, shown, together, unknown
 from ..options.definition import describe_type, find_value, is_plain, members
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective
-from ..renamed import find_new_field, rename_field
+from ..renamed import find_new_field, find_new_type, rename_field
 from ..wire import codec
 
 M = TypeVar("M")
@@ -154,6 +154,7 @@ def fitting(hint: Any, home: str = "") -> dict[str, type]:
 
 def find_part(name: str, hint: Any, home: str = "") -> type | None:
     """Return the part of this name that a setting takes, of any method if need be, or None."""
+    name = find_new_type(name)
     near = fitting(hint, home)
     takes_parts = any(not is_plain(member) for member in members(hint))
     # All methods are imported to find it: only for a text that may be the name of a class.

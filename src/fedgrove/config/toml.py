@@ -58,7 +58,7 @@ from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
 from ..options.definition import is_plain, members, options_of
 from ..problems import MixedProblem
-from ..renamed import find_new_field, rename_field
+from ..renamed import find_new_field, find_new_type, rename_field
 from .experiment import Experiment
 from .settings import MethodTypes, coerce, find_part, fitting, hints, is_built_in, own_fields_first
 
@@ -463,7 +463,7 @@ def _part(table: Any, known: Mapping[str, type], path: str, code: Any, hint: Any
         raise InputError(
             f"{path} is {table!r}; it must be a table with a type: {', '.join(known)}."
         )
-    name = table["type"]
+    name = find_new_type(table["type"])
     if is_file_spec(name):
         known = {name: _class_of_file(name, path, code, hint)}
     elif ":" in name:

@@ -6,7 +6,7 @@ activity recognition", 2023; the dense baseline of CA-AFP's tables.)
 Rounds 0..T_w - 1 with all clients in one group; then one exchange with everyone, which is not a
 round; then by group::
 
-    D_k  = one epoch from w, minus w; groups by cosine of D            -> AverageLinkage
+    D_k  = one epoch from w, minus w; groups by cosine of D            -> Agglomerative
     w_k  = E epochs of min CE(w; D_k) from w_c                         -> Train(ProblemLoss)
     v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w_c|^2 from v_k      -> Train(.. + Proximal)
     w_c  = sum_k n_k w_k / sum_k n_k over the group's clients in S_t   -> WeightedMean
@@ -45,7 +45,7 @@ from ..errors import check
 from ..nets import Net
 from ..parts.common import CommonParts
 from ..parts.group import (
-    AverageLinkage,
+    Agglomerative,
     Bipartition,
     GroupedState,
     GroupMeans,
@@ -75,7 +75,7 @@ class FedCHAR(CommonParts):
     """Number of groups; 0: the number with the best silhouette."""
     pull: Proximal = Proximal(mu=0.1)
     """The pull of the personal model towards its group's."""
-    grouping: AverageLinkage | Bipartition = AverageLinkage()
+    grouping: Agglomerative | Bipartition = Agglomerative()
     """How clients are divided by their updates."""
     ask: int = 1000
     """Maximum number of clients, drawn with the seed, that form the groups; others join when they

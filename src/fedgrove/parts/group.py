@@ -31,6 +31,8 @@ Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 LINKAGES = ("average", "complete", "single", "ward")
 """How the distance of two groups follows from the distances of their members."""
+METRICS = ("cosine", "euclidean", "manhattan")
+"""How the distance of two clients follows from their updates."""
 
 
 class Grouping(Protocol):
@@ -63,27 +65,36 @@ def cosine_distances(vectors: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AverageLinkage:
-    """Agglomerative clustering on the cosine of updates (CA-AFP, FedCHAR).
+class Agglomerative:
+    """Agglomerative clustering of updates, by their cosine as in CA-AFP and FedCHAR.
 
     ``groups`` 0: the number with the best silhouette, from 2 to 8. From a random start average
     linkage tends to split off single clients; a warm-up before the clustering, or
     ``linkage="complete"`` or ``"ward"``, gives groups of more even size. Ward's linkage merges the
-    groups whose updates, scaled to length 1, then vary least.
+    groups whose updates then vary least; with the cosine, updates are scaled to length 1 for it.
     """
 
     linkage: str = "average"
+    """average, complete, single or ward."""
+    metric: str = "cosine"
+    """cosine, euclidean or manhattan. With the last two, clients with more steps, whose updates are
+    longer, are far from others."""
 
     def __post_init__(self) -> None:
         if self.linkage not in LINKAGES:
             raise unknown("linkage", self.linkage, LINKAGES)
+        if self.metric not in METRICS:
+            raise unknown("metric", self.metric, METRICS)
+        # Ward's linkage is defined by squared Euclidean distances.
+        fits = self.linkage != "ward" or self.metric != "manhattan"
+        check(fits, "metric", self.metric, "cosine or euclidean with linkage ward")
 
     def __call__(self, vectors: Tensor, groups: int) -> list[int]:
         """The group of each row.
 
         There are ``groups`` groups, or one per client where there are fewer clients.
         """
-        distances = cosine_distances(vectors).numpy()
+        distances = self._distances(vectors)
         n = len(vectors)
         if groups == 1 or n < 2:
             return [0] * n
@@ -103,15 +114,27 @@ class AverageLinkage:
         return renumbered(divisions[silhouettes.index(max(silhouettes))])
 
     def several(self, vectors: Tensor, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the groups of clients by average linkage, for each of several numbers of groups.
+        """Return the groups of clients for each of several numbers of groups.
 
         The merges are computed once: divisions differ only in how many of them are made.
         """
         n = len(vectors)
         if n < 2 or not numbers:
             return [[0] * n for _ in numbers]
-        merges = self._merges(cosine_distances(vectors).numpy())
+        merges = self._merges(self._distances(vectors))
         return [renumbered(_divide(merges, min(number, n))) for number in numbers]
+
+    def _distances(self, vectors: Tensor) -> Matrix:
+        """The distance of every two clients."""
+        if self.metric == "cosine":
+            return cosine_distances(vectors).numpy()
+        power = 2.0 if self.metric == "euclidean" else 1.0
+        # One pair at a time: the short way by products loses the digits of small distances.
+        exact = "donot_use_mm_for_euclid_dist"
+        distances: Matrix = torch.cdist(
+            vectors.double(), vectors.double(), p=power, compute_mode=exact
+        ).numpy()
+        return distances
 
     def _merges(self, distances: Matrix) -> Matrix:
         """The n - 1 merges down to one group, the nearest two first."""
@@ -121,7 +144,7 @@ class AverageLinkage:
 
         n = len(distances)
         upper = distances[np.triu_indices(n, k=1)]
-        if self.linkage == "ward":
+        if self.linkage == "ward" and self.metric == "cosine":
             # It is defined by Euclidean distances: |u - v|^2 = 2 (1 - cos) for vectors of length 1.
             upper = np.sqrt(2 * upper)
         merges: Matrix = linkage(upper, method=self.linkage)
@@ -201,7 +224,7 @@ class Bipartition:
                 finished.append(part)
                 continue
             halves: tuple[list[int], list[int]] = ([], [])
-            sides = AverageLinkage("complete")(vectors[part], 2)
+            sides = Agglomerative("complete")(vectors[part], 2)
             for client, side in zip(part, sides, strict=True):
                 halves[side].append(client)
             waiting += halves

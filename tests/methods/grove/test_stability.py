@@ -20,7 +20,7 @@ from fedgrove.methods.grove.stability import (
     nearest_others,
     others_mean,
 )
-from fedgrove.parts.group import AverageLinkage
+from fedgrove.parts.group import Agglomerative
 
 # ---- by hand -------------------------------------------------------------------------------------
 
@@ -243,8 +243,8 @@ def test_too_few_to_divide_are_not_compared() -> None:
     """Of three rows none can be left out of two groups of two, whatever they hold."""
     rows = torch.tensor([[1.0, torch.nan], [0.0, 1.0], [1.0, 0.0]])
     assert HeldOutGroups()(rows, rows).labels == [0, 0, 0]
-    assert AverageLinkage()(rows[:2], 0) == [0, 0]
-    assert AverageLinkage().several(rows, []) == []
+    assert Agglomerative()(rows[:2], 0) == [0, 0]
+    assert Agglomerative().several(rows, []) == []
 
 
 @pytest.mark.parametrize("clients", [0, 1, 2, 3])

@@ -6,7 +6,7 @@ Phases of P1, P2, P3 rounds; cohort :math:`S_t`; after P1 one exchange with all 
 not a round::
 
     1 warm-up     w_k = min CE from w;  w = sum_k n_k w_k / sum_k n_k       -> Train, WeightedMean
-      clustering  D_k = e epochs from w_ref, minus w_ref; groups by cosine  -> AverageLinkage
+      clustering  D_k = e epochs from w_ref, minus w_ref; groups by cosine  -> Agglomerative
     2 stabilise   w_k = min CE + mu/2 |w - w_ref|^2 from w_c                -> Proximal
                   w_c = the mean of the group                               -> WeightedMean
     3 prune-heal  the same under the mask M_c; w_c = (mean) M_c
@@ -57,7 +57,7 @@ from ...errors import check
 from ...nets import Net
 from ...parts.common import CommonParts
 from ...parts.group import (
-    AverageLinkage,
+    Agglomerative,
     Bipartition,
     GroupedState,
     GroupMeans,
@@ -124,7 +124,7 @@ class CAAFP(CommonParts):
     """Rounds between pruning steps."""
     pull: Proximal = Proximal(0.01, "reference")
     """The pull towards the model at the end of the warm-up."""
-    grouping: AverageLinkage | Bipartition = AverageLinkage("ward")
+    grouping: Agglomerative | Bipartition = Agglomerative("ward")
     """How clients are divided by their updates."""
     probe_epochs: int = 3
     """Epochs of local training for the update that groups are formed from; in the paper, one."""
@@ -466,7 +466,7 @@ class CAAFP(CommonParts):
         return round(total)
 
 
-PRESETS = {"paper": CAAFP(phases=(0, 0, 1), grouping=AverageLinkage(), probe_epochs=1)}
+PRESETS = {"paper": CAAFP(phases=(0, 0, 1), grouping=Agglomerative(), probe_epochs=1)}
 """``ca-afp:paper``: (0,0,50) of its tables, no warm-up at all, and groups by one epoch and average
 linkage. All else is the paper's already: the other defaults are those of its UCI-HAR, and its data
 sets bring its local training."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ...errors import check
-from ...parts.group import AverageLinkage, renumbered
+from ...parts.group import Agglomerative, renumbered
 
 NEARLY = 0.9
 """Fewer groups are taken where they predict this share of what more groups do."""
@@ -55,7 +55,7 @@ class HeldOutGroups:
 
     most: int = 6
     least: float = 0.4
-    linkage: AverageLinkage = AverageLinkage()
+    linkage: Agglomerative = Agglomerative()
 
     def __post_init__(self) -> None:
         check(self.most >= 1, "most", self.most, "1 or more groups")
