@@ -111,7 +111,8 @@ def test_the_second_round_is_filled_in_from_the_first() -> None:
     assert found == pytest.approx([7 / 3, 6.0, 5.0, 10 / 3])
 
 
-EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
+# Both outputs move: which ones an update changes is evidence of its own.
+EAST, NORTH = [1.0, 0.001], [0.001, 1.0]
 
 
 def exchange(method: FedAPTA, state: State, heads: dict[int, list[float]]) -> State:
@@ -125,7 +126,8 @@ def two_tasks(devices: int = 8) -> dict[int, list[float]]:
     heads = {}
     for k in range(devices):
         east = k % 2 == 0
-        heads[k] = [1.0, 0.01 * k] if east else [0.01 * k, 1.0]
+        aside = 0.01 * (k + 1)
+        heads[k] = [1.0, aside] if east else [aside, 1.0]
     return heads
 
 
@@ -133,11 +135,11 @@ def test_two_tasks_part_and_keep_their_numbers() -> None:
     method = FedAPTA(ratios=(0.0,))
     state = exchange(method, method.init(start(8)), two_tasks())
     assert state.groups == {k: k % 2 for k in range(8)}
-    # Each group's mean of its own: weights 10, 30, 50, 70 move by 0, .02, .04, .06 northwards.
-    north = (30 * 0.02 + 50 * 0.04 + 70 * 0.06) / 160
+    # Each group's mean of its own: weights 10, 30, 50, 70 move by .01, .03, .05, .07 northwards.
+    north = (10 * 0.01 + 30 * 0.03 + 50 * 0.05 + 70 * 0.07) / 160
     assert state.models[0]["2.weight"][:, 0].tolist() == pytest.approx([1.0, north])
     # The new group's, from the model that its devices began with: weights 20, 40, 60, 80.
-    east = (20 * 0.01 + 40 * 0.03 + 60 * 0.05 + 80 * 0.07) / 200
+    east = (20 * 0.02 + 40 * 0.04 + 60 * 0.06 + 80 * 0.08) / 200
     assert state.models[1]["2.weight"][:, 0].tolist() == pytest.approx([east, 1.0])
     for _ in range(3):
         state = exchange(method, state, two_tasks())
@@ -275,6 +277,17 @@ def test_devices_of_different_groups_that_switch_to_a_new_task_form_a_group() ->
     switched = {k: fourth + own[k] for k in (0, 3, 2)}
     after = moved_by(method, state, moves | switched)
     assert after.groups == state.groups | dict.fromkeys(switched, 3)
+
+
+def test_which_outputs_are_trained_tells_tasks_apart() -> None:
+    """Two devices train the first output only, two both: too few for HDBSCAN to find clusters."""
+    heads = {0: [1.0, 0.0], 1: [0.9, 0.0], 2: [1.0, 0.1], 3: [0.9, 0.2]}
+    for grouping, groups in (
+        (Hdbscan(), {0: 0, 1: 0, 2: 1, 3: 1}),
+        (Hdbscan(outputs=False), dict.fromkeys(range(4), 0)),
+    ):
+        method = FedAPTA(grouping=grouping)
+        assert exchange(method, method.init(start(4)), heads).groups == groups
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -13,6 +13,7 @@ from fedgrove.methods.fedapta.task_groups import (
     NOISE,
     Hdbscan,
     adjusted,
+    by_outputs,
     distances,
     hdbscan,
     matched,
@@ -287,3 +288,44 @@ def test_settled_devices_stay_together_by_hand() -> None:
     # Of equally many, the cluster of the smaller number.
     assert together([2, 0, 1], [4, 4, 8], [True, True, True]) == [0, 0, 1]
     assert together([0, 1, 1], [4, 4, 8], [False] * 3) == [0, 1, 1]
+
+
+# ---- devices that train different outputs --------------------------------------------------------
+
+
+def test_devices_that_train_different_outputs_are_of_different_tasks() -> None:
+    """Two outputs with two weights each; the last three devices train the first output only.
+
+    By the cosine device 2 is nearer to them than to devices 0 and 1: it moves the first output as
+    they do.
+    """
+    rows = torch.tensor(
+        [
+            [0.1, 0.0, 1.0, 0.0],
+            [0.2, 0.1, 1.0, 0.1],
+            [1.0, 0.0, 0.2, 0.3],
+            [1.0, 0.0, 0.0, 0.0],
+            [1.0, 0.1, 0.0, 0.0],
+            [0.9, 0.0, 0.0, 0.0],
+        ]
+    )
+    both = torch.tensor([True, True])
+    first = torch.tensor([True, False])
+    outputs = [both, both, both, first, first, first]
+    before = [0] * 6
+    labels = by_outputs(Hdbscan(), rows, everywhere(rows), before, outputs)
+    assert labels == [0, 0, 0, 1, 1, 1]
+    alike = by_outputs(Hdbscan(), rows, everywhere(rows), before, [both] * 6)
+    assert alike == Hdbscan()(rows, everywhere(rows), before)
+    assert alike != labels
+    ignored = by_outputs(Hdbscan(outputs=False), rows, everywhere(rows), before, outputs)
+    assert ignored == alike
+
+
+def test_too_few_that_train_the_same_outputs_stay_in_their_groups() -> None:
+    """Two devices cannot be a cluster of three: one stays, the newcomer joins the nearest."""
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.0], [1.0, 0.1], [0.9, 0.0]])
+    one, other = torch.tensor([True]), torch.tensor([False])
+    outputs = [one, one, other, other, other]
+    labels = by_outputs(Hdbscan(), rows, everywhere(rows), [4, NOISE, 4, 4, 4], outputs)
+    assert labels == [0, 0, 1, 1, 1]

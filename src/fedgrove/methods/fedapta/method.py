@@ -97,7 +97,16 @@ from .channel_rules import (
 )
 from .drift import DRIFTS, DriftCorrection, correction, drifted, own_gradient
 from .layer_ratios import candidates
-from .task_groups import LITERAL, NOISE, Hdbscan, distances, matched, stay, together
+from .task_groups import (
+    LITERAL,
+    NOISE,
+    Hdbscan,
+    by_outputs,
+    distances,
+    matched,
+    stay,
+    together,
+)
 from .task_memory import Trace, remembered
 
 PARTS_USED = ("cut", "whole")
@@ -569,7 +578,8 @@ def clustered(
         # In the first round everybody is known by one update alone, and of the one group there is.
         is_homeless = k in homeless and bool(state.groups)
         before.append(NOISE if is_homeless else known.get(k, NOISE))
-    labels = grouping(vectors, present, before)
+    outputs = [moved_outputs(state, traces[k]) for k in devices]
+    labels = by_outputs(grouping, vectors, present, before, outputs)
     if NOISE in labels:
         # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
         apart = distances(vectors, present, grouping.distance)
@@ -582,6 +592,14 @@ def clustered(
     for k, label in clusters.items():
         groups[k] = numbers[label]
     return groups
+
+
+def moved_outputs(state: State, trace: Trace) -> Tensor:
+    """FedAPTA: which outputs of the last layer a device has trained; True for each."""
+    head = trees.unflatten(trace.total, trees.pick(state.first, state.head))
+    # The last layer's weights, one row per output; before them other layers, after them its bias.
+    weights = [leaf for leaf in head.values() if leaf.dim() > 1][-1]
+    return (weights != 0).flatten(1).any(1)
 
 
 def _origins_before(state: State, groups: Mapping[int, int], group: int) -> Counter[int]:

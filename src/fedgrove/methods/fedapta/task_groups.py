@@ -36,10 +36,10 @@ class Hdbscan:
     """Clusters of devices by the direction in which their last layers moved.
 
     The paper's literal rule is ``Hdbscan(min_size=2, common=False, memory=False, merge=0,
-    adjust=False)``: it compares this round's updates alone. Updates of one task agree while a model
-    learns; once it has learnt, what is left of them is each device's own pull, and devices of one
-    task point away from each other. So by default a device is compared by the sum of its updates so
-    far, the first of which count most.
+    outputs=False, adjust=False)``: it compares this round's updates alone. Updates of one task
+    agree while a model learns; once it has learnt, what is left of them is each device's own pull,
+    and devices of one task point away from each other. So by default a device is compared by the
+    sum of its updates so far, the first of which count most.
     """
 
     distance: str = "cosine"
@@ -65,6 +65,9 @@ class Hdbscan:
     """Clusters are one if devices of different ones agree, on average, at least this share of what
     devices within them do; 0: never. For cosines only."""
 
+    outputs: bool = True
+    """Whether devices whose updates change different outputs of the last layer, as in
+    classification and regression, are of different tasks whatever their cosine."""
     adjust: bool = True
     """Whether each device ends up in the cluster with whose sum it agrees best. HDBSCAN goes by
     nearest neighbours, of which a device with few examples may have the wrong ones."""
@@ -102,7 +105,42 @@ class Hdbscan:
         return labels
 
 
-LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, adjust=False)
+def by_outputs(
+    grouping: Hdbscan,
+    vectors: Tensor,
+    present: Tensor,
+    before: Sequence[int],
+    outputs: Sequence[Tensor],
+) -> list[int]:
+    """FedAPTA: clusters, found separately among devices that train different outputs.
+
+    Classification and regression share the first rows of one last layer. There their updates may
+    agree by chance more than two updates of one task do, so the cosine alone confuses them; but
+    which rows an update changes shows the task for certain. Devices among which HDBSCAN finds no
+    cluster stay in their groups; if all devices train the same outputs, all are noise.
+    """
+    rows_of: dict[tuple[bool, ...], list[int]] = {}
+    for row, moved in enumerate(outputs):
+        rows_of.setdefault(tuple(moved.tolist()), []).append(row)
+    if len(rows_of) == 1 or not grouping.outputs:
+        return grouping(vectors, present, before)
+    result = [NOISE] * len(vectors)
+    count = 0
+    for rows in rows_of.values():
+        groups = {place: before[row] for place, row in enumerate(rows) if before[row] != NOISE}
+        labels = grouping(vectors[rows], present[rows], [before[row] for row in rows])
+        # All are noise, or none is.
+        if NOISE in labels:
+            apart = distances(vectors[rows], present[rows], grouping.distance)
+            placed = stay(groups, range(len(rows)), apart)
+            labels = renumbered([placed[place] for place in range(len(rows))])
+        for row, label in zip(rows, labels, strict=True):
+            result[row] = count + label
+        count += max(labels) + 1
+    return renumbered(result)
+
+
+LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, outputs=False, adjust=False)
 """Alg. 3 as it is printed."""
 
 
