@@ -292,6 +292,8 @@ def test_names_and_descriptions():
         "uci-har-forecast",
         "wisdm",
         "wisdm51",
+        "mit-bih",
+        "audio-mnist",
         "mnist",
         "fashion-mnist",
         "emnist",

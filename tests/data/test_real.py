@@ -91,6 +91,24 @@ def test_wisdm51():
         assert 0.15 < len(rows.test) / (len(rest) + len(rows.test)) < 0.3
 
 
+@needs("mit_bih.npz")
+def test_mit_bih():
+    f = data.load("mit-bih", data_dir=FOLDER)
+    assert (len(f.clients), f.shape, f.classes, f.split) == (47, (4, 128), 5, "blocks")
+    assert "201+202" in f.names.values()
+    # Beats whose windows overlap are not on both sides: some are in no part.
+    examples = sum(len(c.train) + len(c.test) for c in f.clients.values())
+    assert 62000 < examples <= 62762
+
+
+@needs("audio_mnist.npz")
+def test_audio_mnist():
+    f = data.load("audio-mnist", data_dir=FOLDER)
+    assert (len(f.clients), f.shape, f.classes) == (60, (1, 32, 32), 10)
+    assert all(len(c.train) + len(c.test) == 500 for c in f.clients.values())
+    assert sum(c.kind == "0" for c in f.clients.values()) == 12
+
+
 @needs("mnist.npz")
 def test_mnist():
     f = data.load("mnist", data_dir=FOLDER)

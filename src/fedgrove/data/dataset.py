@@ -65,7 +65,8 @@ class Dataset:
         targets: The targets (n, L) if they are not classes, one column for each of ``labels``.
         ahead: Above 0 if the targets are this number of samples of every channel that follow the
             input, one channel after another. They are scaled as the client's inputs are.
-        kinds: For generated users, the kind of user of each row (:mod:`fedgrove.runs.summary`).
+        kinds: The kind of user of each row, if it is known; methods do not see it
+            (:mod:`fedgrove.runs.summary`).
         refusal: Why the set cannot be split by blocks.
         names: The names of the users, by their number; empty if they have none.
         channels: The names of the channels; empty if they have none.
