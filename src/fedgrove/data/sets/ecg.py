@@ -70,7 +70,8 @@ def make_mit_bih(arrays: Arrays) -> Dataset:
 def _find_swapped_leads(records: Array, leads: Array) -> Ints:
     """Return the records whose second lead is MLII, which is the first one in most."""
     is_swapped = leads[:, 1] == "MLII"
-    return records[is_swapped].astype(np.int64)
+    swapped: Ints = records[is_swapped].astype(np.int64)
+    return swapped
 
 
 def fill_missing_intervals(intervals: Floats, record: Ints) -> Floats:
