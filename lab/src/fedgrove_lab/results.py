@@ -208,7 +208,9 @@ def rows_of_folders(folders: Iterable[Path]) -> list[dict[str, Any]]:
         # A sweep's folder has its runs in folders; a run's folder has the summary itself.
         for path in sorted([*folder.glob("summary.json"), *folder.glob("*/summary.json")]):
             name = re.sub(r"-s\d+$", "", path.parent.name)
-            summaries.setdefault(name, []).append(json.loads(path.read_text()))
+            summary = json.loads(path.read_text())
+            summary["rounds_pure"] = count_pure_rounds(path.parent)
+            summaries.setdefault(name, []).append(summary)
     rows = []
     for name, runs in summaries.items():
         runs.sort(key=lambda summary: int(summary["seed"]))
@@ -222,14 +224,26 @@ def rows_of_folders(folders: Iterable[Path]) -> list[dict[str, Any]]:
             # A measure that one of the seeds does not have is left out.
             if len(found) == len(runs):
                 values[key] = found
+        for task in runs[0].get("tasks", {}):
+            values[f"{task}_mean"] = [round(run["tasks"][task]["mean"], 8) for run in runs]
+        if "purity" in runs[0]:
+            values["rounds_pure"] = [float(run["rounds_pure"]) for run in runs]
         seeds = [run["seed"] for run in runs]
         rows.append({"name": name, "data": runs[0]["data"], "seeds": seeds, "values": values})
     return rows
 
 
+def count_pure_rounds(folder: Path) -> int:
+    """Return the number of rounds of a run in which every group had clients of one kind only."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return sum(json.loads(line).get("purity") == 1 for line in lines)
+
+
 def _keys(summary: Mapping[str, Any]) -> list[str]:
     keys = []
-    for length in summary["finetune"]:
+    # Tasks of different problems have no common scores: their means follow one by one.
+    is_mixed = "tasks" in summary
+    for length in () if is_mixed else summary["finetune"]:
         for measure in LENGTH_MEASURES:
             keys.append(f"{measure}:{length}")
     return [*keys, *RUN_MEASURES]

@@ -74,6 +74,19 @@ def test_starts_by_hand() -> None:
     assert [(r["memory_mib"], r["device_mib"]) for r in rows] == [(3.0, None), (None, 2.0)]
 
 
+def test_shares_of_centralised_training_by_hand() -> None:
+    """100 examples in 4 s are 25 a second; centralised 80 in 2 s are 40, and in bf16 160 in 2 s 80."""
+    names = ("plain loop", "batched, bf16", "centralised, tf32", "centralised, bf16, compiled")
+    seconds = ([4.0], [4.0], [2.0], [2.0])
+    rows = compare_with_first(dict(zip(names, seconds, strict=True)))
+    added = engine.add_shares(rows, dict(zip(names, (100, 100, 80, 160), strict=True)))
+    assert [row["examples_s"] for row in added] == [25.0, 25.0, 40.0, 80.0]
+    # A variant without a precision is compared with the fastest.
+    assert [row["of_centralised"] for row in added] == [25 / 80, 25 / 80, 1.0, 1.0]
+    alone = engine.add_shares(compare_with_first({"plain loop": [4.0]}), {"plain loop": 100})
+    assert "of_centralised" not in alone[0]
+
+
 # --- rounds that are really done ------------------------------------------------------------------
 
 
@@ -86,6 +99,18 @@ def test_scenes_are_what_they_say(tmp_path: Path) -> None:
     scene, run = find_scene("cnn", tmp_path, cohort=7)
     assert (scene.net, run.cohort, len(run.infos)) == ("mnist-cnn", 7, 100)
     assert {info.examples for info in run.infos.values()} == {600}
+
+
+def test_the_yardstick_trains_on_all_examples_of_the_cohort(tmp_path: Path) -> None:
+    """Two clients of 343 examples and batches of 32: ten batches of 64 an epoch, in three epochs."""
+    scene, run = find_scene("har", tmp_path, cohort=2)
+    yardstick = simulators.Centralised(scene, run, "cpu", compiled=False)
+    assert (yardstick.batch, yardstick.examples) == (64, 3 * 10 * 64)
+    assert engine.count_examples(run) == 3 * 2 * 343
+    before = [parameter.clone() for parameter in yardstick.model.parameters()]
+    yardstick.round()
+    moved = zip(before, yardstick.model.parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in moved)
 
 
 @LINUX
@@ -226,10 +251,14 @@ def test_in_turns_a_rival_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch
 
     said: list[str] = []
     monkeypatch.setattr(engine, "variants", two)
+    monkeypatch.setattr(engine, "yardsticks", lambda scene, device: {"centralised": fails})
     broken = "pfl-research, tf32"
     rows = measure("har", repeats=2, cohort=1, report=said.append)
     assert [row["variant"] for row in rows] == ["plain loop"]
-    assert said == ["left out: pfl-research, tf32: RuntimeError: no such kernel"]
+    assert said == [
+        "left out: pfl-research, tf32: RuntimeError: no such kernel",
+        "left out: centralised: RuntimeError: no such kernel",
+    ]
     broken = "batched, tf32"
     with pytest.raises(RuntimeError, match="no such kernel"):
         measure("har", repeats=1, cohort=1)
@@ -344,12 +373,21 @@ def test_whiskers_by_hand() -> None:
     assert report.find_whiskers(row, report.SPEEDS[0]) == (1.5, 6.0)
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def eager_only(scene: Any, device: str) -> Any:
+        # Compiling takes half a minute.
+        both = yardsticks(scene, device)
+        return {"centralised": both["centralised"]}
+
+    yardsticks = engine.yardsticks
+    monkeypatch.setattr(engine, "yardsticks", eager_only)
     words = ["bench", "engine", "--device", "cpu", "--cohort", "1", "--repeats", "1"]
     assert main([*words, "--starts", "0", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     # Every variant has really done its round.
-    assert [row["variant"] for row in rows] == list(variants(SCENES["har"], "cpu"))
+    expected = [*variants(SCENES["har"], "cpu"), "centralised"]
+    assert [row["variant"] for row in rows] == expected
+    assert rows[-1]["of_centralised"] == 1
     for row in rows:
         assert row["min_s"] > 0
         assert row["first_s"] > 0

@@ -30,11 +30,13 @@ from fedgrove.runs.run import Run
 
 from .processes import Report, be_silent
 from .scenes import Scene, build_uci_har_run, describe_scene, find_scene
-from .simulators import PlainLoop, prepare_pfl
+from .simulators import Centralised, PlainLoop, prepare_pfl
 
 TrainRound = Callable[[], None]
 """Trains one round, on the same cohort every time."""
 PFL = "pfl-research"
+CENTRALISED = "centralised"
+"""The yardstick: the same network trained without clients, by its first part as above."""
 OTHERS = (PFL, "Flower")
 """Other simulators, by the first part of a variant's name."""
 GET_IT = "get it with: pip install 'path/to/fedgrove/lab[bench]'"
@@ -136,12 +138,71 @@ def measure(
                 continue
             rounds[variant] = train_round
             times[variant] = []
+        examples = dict.fromkeys(rounds, count_examples(run))
+        for variant, prepare_yardstick in yardsticks(scene, device).items():
+            try:
+                yardstick = prepare_yardstick(run)
+                first[variant] = time_round(yardstick.round, device)
+            except Exception as error:
+                # Compiling on a CPU needs a compiler for C++, which a machine may not have.
+                report(f"left out: {variant}: {type(error).__name__}: {error}")
+                continue
+            rounds[variant] = yardstick.round
+            times[variant] = []
+            examples[variant] = yardstick.examples
         for _ in range(repeats):
             for variant, train_round in rounds.items():
                 times[variant].append(time_round(train_round, device))
     rows = []
     for row in compare_with_first(times):
         rows.append({"scene": name, "how": "turns", "first_s": first[row["variant"]], **row})
+    return add_shares(rows, examples)
+
+
+def yardsticks(scene: Scene, device: str) -> dict[str, Callable[[Run], Centralised]]:
+    """Return centralised training in each precision in which our engine is measured on a device.
+
+    With and without compilation: on a CPU torch's own kernels may be the faster ones.
+    """
+    precisions = ("",) if device == "cpu" else (", tf32", ", bf16")
+    prepared: dict[str, Callable[[Run], Centralised]] = {}
+    for precision in precisions:
+        for compiled in (False, True):
+            name = CENTRALISED + precision + (", compiled" if compiled else "")
+            prepared[name] = partial(_centralise, scene, device, precision == ", bf16", compiled)
+    return prepared
+
+
+def _centralise(scene: Scene, device: str, half: bool, compiled: bool, run: Run) -> Centralised:
+    return Centralised(scene, run, device, half, compiled)
+
+
+def count_examples(run: Run) -> int:
+    """Return the examples of a round of the run, those of several epochs counted again."""
+    local = run.method.local
+    # A run fills in the data set's recipe where its method has none.
+    assert local is not None
+    return local.epochs * sum(run.infos[k].examples for k in draw_cohort(run, 0))
+
+
+def add_shares(rows: list[dict[str, Any]], examples: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Add examples per second to rows, and their share of centralised training's.
+
+    It is compared with the fastest one of the same precision, or of any if a variant has none.
+
+    >>> rows = [{"variant": "serial", "median_s": 4.0}, {"variant": "centralised", "median_s": 1.0}]
+    >>> add_shares(rows, {"serial": 100, "centralised": 80})[0]
+    {'variant': 'serial', 'median_s': 4.0, 'examples_s': 25.0, 'of_centralised': 0.3125}
+    """
+    for row in rows:
+        row["examples_s"] = examples[row["variant"]] / row["median_s"]
+    central = [row for row in rows if name_of_simulator(row["variant"]) == CENTRALISED]
+    for row in rows:
+        precisions = {"tf32", "bf16"} & set(row["variant"].split(", "))
+        comparable = [each for each in central if precisions <= set(each["variant"].split(", "))]
+        speeds = [each["examples_s"] for each in comparable]
+        if speeds:
+            row["of_centralised"] = row["examples_s"] / max(speeds)
     return rows
 
 
@@ -186,7 +247,7 @@ def compare_simulators(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         simulator = name_of_simulator(row["variant"])
         if simulator in OTHERS:
             others.setdefault(simulator, []).append(row)
-        elif simulator != "plain loop":
+        elif simulator not in ("plain loop", CENTRALISED):
             ours.append(row)
     pairs = []
     for variants_of_it in others.values():

@@ -136,9 +136,11 @@ TURNS_COLUMNS = (
     _number("min", "min_s", ".4f", 1),
     _number("max", "max_s", ".4f", 2),
     _number("times plain", "times_plain", ".2f", 3),
+    _number("examples\na second", "examples_s", ",.0f", 4),
+    _number("% of\ncentralised", "of_centralised", ".0f", 0, scale=100),
 )
 ALONE_COLUMNS = (
-    *TURNS_COLUMNS,
+    *TURNS_COLUMNS[:4],
     _number("start s", "start_s", ".1f", 4),
     _number("from start s", "from_start_s", ".1f", 5),
     _number("times plain", "times_plain_from_start", ".2f", 6),

@@ -1,4 +1,6 @@
-"""What our engines are compared with: a plain PyTorch loop, Flower's simulation and pfl-research.
+"""What our engines are compared with: a plain PyTorch loop, Flower's simulation, pfl-research.
+
+The yardstick is centralised training: what the hardware does if there are no clients.
 
 The plain loop is what a researcher writes first: an nn.Module, a DataLoader (on CUDA: batches cut
 from tensors that are already there), torch.optim, ``load_state_dict`` per client and a mean of
@@ -132,6 +134,62 @@ class PlainLoop:
             for name, value in model.state_dict().items():
                 sums[name] += value * (self.run.infos[k].examples / total)
         model.load_state_dict(sums, strict=False)
+
+
+# ---- the yardstick -------------------------------------------------------------------------------
+
+
+class Centralised:
+    """One model trained on the examples of a whole cohort, with the cohort's batches as one batch.
+
+    It is compiled, on CUDA with CUDA graphs, channels last and a fused optimiser. A last batch that
+    is smaller is left out, since it would be compiled anew.
+    """
+
+    def __init__(
+        self, scene: Scene, run: Run, device: str, half: bool = False, compiled: bool = True
+    ) -> None:
+        cohort = draw_cohort(run, 0)
+        clients = [run.federation.clients[k].train for k in cohort]
+        self.device = device
+        self.half = half
+        self.epochs = scene.local.epochs
+        self.x = torch.cat([examples.x for examples in clients]).to(device)
+        self.y = torch.cat([examples.y for examples in clients]).to(device)
+        self.batch = min(len(cohort) * scene.local.batch, len(self.y))
+        self.model = build_plain_net(scene).to(device).train()
+        is_image = self.x.dim() == 4
+        if device == "cuda" and is_image:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.x = self.x.contiguous(memory_format=torch.channels_last)
+        self.optimiser = find_optimiser(scene.local)(
+            self.model.parameters(), lr=scene.local.optimiser.lr, fused=device == "cuda"
+        )
+        self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
+        if compiled:
+            self.loss = torch.compile(
+                self._loss, mode="reduce-overhead" if device == "cuda" else "default"
+            )
+
+    @property
+    def examples(self) -> int:
+        """The examples that a round trains on, those of several epochs counted again."""
+        return self.epochs * (len(self.y) // self.batch) * self.batch
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
+            return F.cross_entropy(self.model(x), y)
+
+    def round(self) -> None:
+        """Train as many epochs as clients do in a round."""
+        for _ in range(self.epochs):
+            order = torch.randperm(len(self.y), device=self.y.device)
+            for index in torch.split(order, self.batch):
+                if len(index) < self.batch:
+                    continue
+                self.optimiser.zero_grad()
+                self.loss(self.x[index], self.y[index]).backward()  # type: ignore[no-untyped-call]
+                self.optimiser.step()
 
 
 # ---- Flower --------------------------------------------------------------------------------------
