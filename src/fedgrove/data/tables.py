@@ -44,11 +44,13 @@ class InputTable:
         source: How messages call the table, such as the name of its file.
         frame: Its columns. If its index is called "line", it has the line of each row in a file.
         client: The client of all rows, if the name of the file gives it.
+        found: How the file is written, if that differs from an English CSV file.
     """
 
     source: str
     frame: pd.DataFrame
     client: str = ""
+    found: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -323,8 +325,11 @@ def _explain_no_numbers(name: str, cell: Any) -> tuple[str, str]:
         return f"numbers beyond {MAX_NUMBER:g}", "divide them by a constant"
     if isinstance(cell, np.ndarray | list | tuple | dict):
         return "lists", f"write each number into a column of its own, or {leave_out}"
-    if re.fullmatch(r"-?[0-9]+,[0-9]+", str(cell).strip()):
-        return "numbers with a decimal comma", "write them with a point"
+    if re.fullmatch(r"[+-]?[0-9]+(,[0-9]+)+", str(cell).strip()):
+        return "numbers with a comma", (
+            "write them with a point, or all numbers of the file with decimal commas and its cells "
+            "with semicolons between them"
+        )
     if not np.isnan(_parse_times(pd.Series([cell]))[0]):
         order = f"if they give the order of rows, use them for it (--time {shlex.quote(name)})"
         return "dates", f"{order}, or {leave_out}"
