@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +65,7 @@ class OwnDataOptions:
     def __post_init__(self) -> None:
         if self.rate is not None:
             check(0 < self.rate < np.inf, "rate", self.rate, "above 0")
-            check(
-                self.time is not None, "rate", self.rate, "given together with time, a column"
-            )
+            check(self.time is not None, "rate", self.rate, "given together with time, a column")
         if self.fill is not None:
             check(self.fill in FILLS, "fill", self.fill, f"one of {', '.join(FILLS)}")
         if self.window is not None:
@@ -106,6 +104,10 @@ class OwnDataOptions:
         """The unit of the times of a user's table, if it is given."""
         ending = (self.time or "").rpartition(":")
         return ending[2] if ending[0] and ending[2] in SECONDS else None
+
+    def clock_in(self, columns: Collection[str]) -> str | None:
+        """The column of times, of these; the name of a column may itself end like a unit."""
+        return self.time if self.time in columns else self.clock
 
     def special_columns(self) -> dict[str, str]:
         """Return the columns of a table that are not inputs, by the name of their option."""
@@ -356,6 +358,7 @@ def cut_recordings(
     """
     # Imported here because pandas takes half a second, and most arrays are examples already.
     from . import tables as table_checks
+    from .columns import InputTable
 
     if options.rate is not None:
         raise InputError(
@@ -364,7 +367,7 @@ def cut_recordings(
         )
     tables = []
     for client, arrays in recordings:
-        tables.append(table_checks.InputTable(arrays.source, _make_frame(arrays, options), client))
+        tables.append(InputTable(arrays.source, _make_frame(arrays, options), client))
     has_clients = "client" in tables[0].frame
     options = replace(
         options,

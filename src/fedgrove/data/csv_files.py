@@ -39,9 +39,7 @@ COMMA_NUMBER = r"[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)?,\d+(?:[eE][+-]?\d+)?"
 """A number with a decimal comma, such as 9,81 or 1.234,5."""
 MAYBE_THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"
 """A number that may be either, such as 1,234: with a decimal comma, or more than a thousand."""
-ENGLISH_NUMBER = (
-    r"[+-]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)?\.\d+(?:[eE][+-]?\d+)?|\d{1,3}(?:,\d{3}){2,})"
-)
+ENGLISH_NUMBER = r"[+-]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)?\.\d+(?:[eE][+-]?\d+)?|\d{1,3}(?:,\d{3}){2,})"
 """A number with a decimal point, or with commas between thousands."""
 WHOLE_NUMBER = r"[+-]?\d+"
 
@@ -103,7 +101,7 @@ def read_csv(
     try:
         lines = _Lines.of(text)
         # Not by pandas, which would rename columns that are there twice.
-        header = next(lines.cells(), [])
+        header: list[str] = next(lines.cells(), [])
         names = [name.strip() for name in header]
         _check_header(names, source)
         types: Any = str

@@ -25,10 +25,11 @@ from ..errors import InputError, Refusals, check, list_some
 from . import arrays as array_checks
 from . import tables as table_checks
 from .arrays import ArrayData, OwnDataOptions
+from .columns import InputTable, describe_place
 from .csv_files import check_names, read_csv, shorten_error
 from .dataset import Array, Dataset
 from .named_set import COMPRESSIONS, SUFFIXES, data_ending, is_path, read_npz
-from .tables import InputTable, describe_place
+from .tables import Recordings
 
 DATA_KINDS = (
     "the name of a data set (fedgrove list data), a file or a folder, a DataFrame, arrays (x, y) "
@@ -104,6 +105,24 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
     return OwnData(name, replace(dataset, notes=(*notes, *dataset.notes)), files)
 
 
+def read_recording(path: Path, options: OwnDataOptions) -> tuple[InputTable, Recordings]:
+    """Read a user's recording without targets; a column of clients may be missing.
+
+    Args:
+        path: A file with a table.
+        options: As the table of a run was read.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file '{path}'; give a file with a recording (.csv).")
+    _find_files(path, options)
+    content = _read_file(path, path, "", options)
+    if not isinstance(content, InputTable):
+        raise InputError(f"{path.name} has arrays; give a file with a table (.csv, .parquet).")
+    if options.client not in content.frame:
+        options = replace(options, client=None)
+    return content, table_checks.read_recordings(content, options)
+
+
 def _read_all(readers: Iterable[tuple[str, Callable[[], Content]]]) -> Contents:
     """Read the parts of all clients; report everything that is wrong with any of them."""
     refusals = Refusals()
@@ -144,9 +163,7 @@ def _join_arrays(parts: Sequence[tuple[str, ArrayData]]) -> ArrayData:
 # ---- files and folders ---------------------------------------------------------------------------
 
 
-def _find_files(
-    path: Path, options: OwnDataOptions
-) -> tuple[list[tuple[str, Path]], list[str]]:
+def _find_files(path: Path, options: OwnDataOptions) -> tuple[list[tuple[str, Path]], list[str]]:
     """Return the files of a path with their clients, and notes; in a folder each file is a client.
 
     A file in a sub-folder belongs to the client with the name of the sub-folder.
@@ -490,7 +507,7 @@ def _read_hugging_face(data: Any, options: OwnDataOptions, source: str) -> Conte
             f"label is {given}, and {source} has the columns {', '.join(names)}; give the one to "
             "predict."
         )
-    special = [name for name in (label, options.client, options.time) if name in names]
+    special = [name for name in (label, options.client, options.clock) if name in names]
     inputs = [name for name in names if name not in special]
     if isinstance(options.channels, tuple):
         inputs = list(options.channels)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..errors import InputError, list_some
 from .arrays import SECONDS
-from .dataset import Array, Floats, Ints
+from .dataset import Floats, Ints
 
 EPOCHS = {"ns": 1e17, "us": 1e14, "ms": 1e11}
 """Larger times can only be of this unit: as seconds they lie more than a thousand years ahead."""
@@ -43,7 +43,8 @@ def fill_empty(signal: Floats, recording: Ints, fill: str) -> Floats:
     else:
         forward = recordings.ffill()
         columns = forward.fillna(forward.groupby(recording).bfill())
-    return columns.to_numpy(np.float64)
+    filled: Floats = columns.to_numpy(np.float64)
+    return filled
 
 
 # ---- rates ---------------------------------------------------------------------------------------
@@ -151,14 +152,12 @@ def _resample_piece(
     return Resampled(new, times, nearest.astype(np.int64))
 
 
-def _low_pass(
-    signal: Floats, clock: Floats, recorded: float, rate: float
-) -> tuple[Floats, Floats]:
+def _low_pass(signal: Floats, clock: Floats, recorded: float, rate: float) -> tuple[Floats, Floats]:
     """Return times at equal distances, and the signal without what ``rate`` cannot contain."""
     from scipy.signal import butter, sosfiltfilt
 
     # A filter needs samples at equal distances.
-    count = int(round((clock[-1] - clock[0]) * recorded)) + 1
+    count = round((clock[-1] - clock[0]) * recorded) + 1
     even = np.linspace(clock[0], clock[-1], count)
     values = np.stack([np.interp(even, clock, column) for column in signal.T], axis=1)
     sections = butter(8, PASSED * rate / 2, fs=recorded, output="sos")
@@ -209,9 +208,3 @@ def note_empty(counts: Mapping[str, int], rows: int, fill: str) -> tuple[str, ..
         "previous": "have the previous value of the column there",
     }[fill]
     return (f"{sum(found.values())} of {rows} rows have empty cells and {done}: {listed}",)
-
-
-def take_rows(rows: pd.DataFrame, number: Array) -> pd.DataFrame:
-    """Return rows of a table by their positions, numbered from 0."""
-    taken: pd.DataFrame = rows.iloc[number].reset_index(drop=True)
-    return taken
