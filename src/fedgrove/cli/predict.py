@@ -6,7 +6,7 @@ import sys
 from dataclasses import KW_ONLY, field
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, list_some
 from ..options.definition import Options, argument, option, option_class
 from ..options.groups import JsonOption, TrustOption
 
@@ -56,11 +56,21 @@ def predict(options: PredictOptions) -> None:
     sorted, filled and resampled.
     """
     from ..api import load_run
+    from ..config.toml import check_trust
 
     options.check()
     if options.out is not None and Path(options.out).exists():
         raise InputError(f"the file {options.out} exists; give a different name.")
     result = load_run(options.run, trust=options.trust)
+    # The method's code is not run.
+    check_trust(result.folder.config, result.folder.path, options.trust, ["method"])
+    if options.client is None:
+        clients = result.clients()
+        if {row["group"] for row in clients} != {0}:
+            names = list_some([str(row["name"]) for row in clients])
+            raise InputError(
+                f"{options.run} has no model for all clients; give --client K, one of: {names}."
+            )
     found = result.predict(
         options.file,
         options.client,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError, check
+from ..errors import InputError, check, spell_option
 from .dataset import Array, Dataset, Ints, count_within_groups, number_values
 from .federation import Defaults
 
@@ -65,7 +65,12 @@ class OwnDataOptions:
     def __post_init__(self) -> None:
         if self.rate is not None:
             check(0 < self.rate < np.inf, "rate", self.rate, "above 0")
-            check(self.time is not None, "rate", self.rate, "given together with time, a column")
+            check(
+                self.time is not None,
+                "rate",
+                self.rate,
+                f"given together with {spell_option('time', 'COLUMN')}, the time of each row",
+            )
         if self.fill is not None:
             check(self.fill in FILLS, "fill", self.fill, f"one of {', '.join(FILLS)}")
         if self.window is not None:

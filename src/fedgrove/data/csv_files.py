@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pandas as pd
 import zstandard
@@ -44,23 +44,24 @@ ENGLISH_NUMBER = r"[+-]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)?\.\d+(?:[eE][+-]?\d+)?|\d{
 WHOLE_NUMBER = r"[+-]?\d+"
 
 
-def _open_plain(path: Path) -> IO[bytes]:
-    return path.open("rb")
+def _unpack_zstandard(content: bytes) -> bytes:
+    """Unpack all frames of a file; zstandard.decompress reads the first, and none in part."""
+    parts = []
+    while content:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        parts.append(frame.decompress(content))
+        if not frame.eof:
+            raise EOFError("the file ended before the end of its last frame")
+        content = frame.unused_data
+    return b"".join(parts)
 
 
-def _open_zstandard(path: Path) -> IO[bytes]:
-    # A file may consist of several frames, of which zstandard.open reads only the first.
-    reader: Any = zstandard.ZstdDecompressor().stream_reader(
-        path.open("rb"), read_across_frames=True
-    )
-    return io.BufferedReader(reader)
-
-
-OPENERS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": _open_zstandard,
+UNPACK_ERRORS = (lzma.LZMAError, zlib.error, zstandard.ZstdError)
+UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+    ".zst": _unpack_zstandard,
 }
 
 
@@ -141,15 +142,16 @@ def read_csv(
 
 def _read_text(path: Path, source: str) -> tuple[str, str]:
     """Return the text of a file, and its encoding."""
-    opened = OPENERS.get(path.suffix.lower(), _open_plain)
-    try:
-        with opened(path) as file:
-            content: bytes = file.read()
-    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
-        raise InputError(
-            f"{source} cannot be unpacked ({shorten_error(error)}); compress it again, or give it "
-            "unpacked."
-        ) from None
+    content = path.read_bytes()
+    unpack = UNPACK.get(path.suffix.lower())
+    if unpack is not None:
+        try:
+            content = unpack(content)
+        except (OSError, EOFError, ValueError, *UNPACK_ERRORS) as error:
+            raise InputError(
+                f"{source} cannot be unpacked ({shorten_error(error)}); compress it again, or give "
+                "it unpacked."
+            ) from None
     try:
         # A file of Excel begins with a mark of its encoding, which utf-8-sig leaves out.
         return content.decode("utf-8-sig"), "utf-8"

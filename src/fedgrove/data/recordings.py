@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..errors import InputError, list_some
+from ..errors import InputError, list_some, spell_option
 from .arrays import SECONDS
 from .dataset import Floats, Ints
 
@@ -17,8 +17,9 @@ EPOCHS = {"ns": 1e17, "us": 1e14, "ms": 1e11}
 SAME_RATE = 1.1
 """Rates are the same if they differ by no more than this factor."""
 MOST_UPSAMPLED = 20.0
-"""A larger factor means that the times are not in seconds: those of neighbouring units are 1000
-times as long."""
+"""A larger factor means that the times are in another unit, such as ms: these differ by 1000."""
+MOST_DOWNSAMPLED = 500.0
+"""The same for rates that become smaller, which they often do by more."""
 PASSED = 0.8
 """The share of the new rate's band that the filter before it lets through."""
 
@@ -167,14 +168,18 @@ def _low_pass(signal: Floats, clock: Floats, recorded: float, rate: float) -> tu
     return even, np.asarray(filtered, dtype=np.float64)
 
 
-def check_rates(groups: Sequence[tuple[float, list[str]]], rate: float, time: str) -> None:
-    """Refuse to resample to a rate so high that the times must be in another unit."""
-    slowest, names = groups[-1]
-    if rate > MOST_UPSAMPLED * slowest:
+def check_rates(
+    groups: Sequence[tuple[float, list[str]]], rate: float, time: str, unit: str | None
+) -> None:
+    """Refuse to resample by so much that the times must be in another unit."""
+    for recorded, names in (groups[0], groups[-1]):
+        if recorded / MOST_DOWNSAMPLED <= rate <= recorded * MOST_UPSAMPLED:
+            continue
         raise InputError(
-            f"rate is {rate:g}, and {names[0]} has {slowest:.3g} rows per second if '{time}' is in "
-            f"seconds; give the unit of the times, as in {time}:ms (s, ms, us or ns), or a rate "
-            "nearer to that of the recordings."
+            f"{spell_option('rate')} is {rate:g}, and {names[0]} has {recorded:.3g} rows per second"
+            f" if '{time}' is in {unit or 's'}; give the unit of the times "
+            f"({spell_option('time', f'{time}:ms')}, or s, us, ns), or a rate nearer to that of "
+            "the recordings."
         )
 
 

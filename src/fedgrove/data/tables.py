@@ -233,10 +233,10 @@ def _read_table(
         # Reported with the channels.
         return []
     target: Array = np.zeros(len(frame))
-    is_empty: Array = np.isnan(signal).any(axis=1)
+    is_empty = np.asarray(np.isnan(signal).any(axis=1))
     if options.label is not None:
         target, has_no_label = read_target(table, options.label, options.fill, refusals)
-        is_empty |= has_no_label
+        is_empty = is_empty | has_no_label
     client = pd.Series(table.client, frame.index, dtype=object)
     if options.client is not None:
         client = read_clients(table, str(options.client), refusals)
@@ -331,7 +331,7 @@ def _bring_to_rate(
     notes = note_rates(groups, options.rate, options.window)
     if options.rate is None or not groups:
         return recordings, notes
-    check_rates(groups, options.rate, options.clock)
+    check_rates(groups, options.rate, options.clock, options.unit)
     made = resample(
         recordings.signal,
         rows["clock"].to_numpy(),
