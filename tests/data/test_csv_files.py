@@ -250,3 +250,9 @@ def test_files_that_look_like_data_and_cannot_be_read(tmp_path: Path) -> None:
     assert "ben.csv and ben.csv.gz seem to be the same recording" in text
     assert "README.md" not in text
     assert "about.txt" not in text
+
+
+def test_messages_show_the_cell_that_is_no_number(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ax;label\n0,5;run\noops;sit\n1,5;run\n12.34,5;sit\n")
+    with pytest.raises(InputError, match="contains 'oops' in 2 of 4 rows, first in line 3"):
+        data.load(tmp_path / "a.csv", label="label")

@@ -37,11 +37,10 @@ CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r"))
 QUOTED = r'(?:(?<=[,;\t\r\n])|\A)"(?:[^"]|"")*"'
 COMMA_NUMBER = r"[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)?,\d+(?:[eE][+-]?\d+)?"
 """A number with a decimal comma, such as 9,81 or 1.234,5."""
-MAYBE_THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"
-"""A number that may be either, such as 1,234: with a decimal comma, or more than a thousand."""
+SURELY_DECIMAL = rf"(?![+-]?[1-9]\d{{0,2}},\d{{3}}\s*(?:\Z|\0)){COMMA_NUMBER}"
+"""Not a number such as 1,234, which may also be more than a thousand."""
 ENGLISH_NUMBER = r"[+-]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)?\.\d+(?:[eE][+-]?\d+)?|\d{1,3}(?:,\d{3}){2,})"
 """A number with a decimal point, or with commas between thousands."""
-WHOLE_NUMBER = r"[+-]?\d+"
 
 
 def _unpack_zstandard(content: bytes) -> bytes:
@@ -99,6 +98,7 @@ def read_csv(
         OSError: The file cannot be opened.
     """
     text, encoding = _read_text(path, source)
+    found: list[str] = []
     try:
         lines = _Lines.of(text)
         # Not by pandas, which would rename columns that are there twice.
@@ -110,6 +110,13 @@ def read_csv(
             types = {i: str for i, name in enumerate(names) if name in (label, client)}
         try:
             frame = lines.parse(len(names), types)
+            numbers = [i for i, name in enumerate(names) if name != client]
+            has_commas = not all_text and lines.separator != "," and re.search(r",\d", text)
+            if has_commas and _has_decimal_commas(frame, numbers, lines):
+                frame = lines.parse(len(names), types, decimal=",")
+                labels = [i for i in numbers if names[i] == label]
+                frame = _write_points(frame, numbers, labels)
+                found += [SEPARATORS[lines.separator], "decimal commas"]
         except (pd.errors.ParserError, pd.errors.ParserWarning):
             _check_cell_counts(lines, source, len(names))
             raise
@@ -126,12 +133,6 @@ def read_csv(
             frame = frame.iloc[: len(frame) - is_blank[::-1].cumprod().sum()]
         if frame.iloc[:, -1].isna().any():
             _check_cell_counts(lines, source, len(names))
-    found: list[str] = []
-    if not all_text and lines.separator != "," and re.search(r",\d", text):
-        numbers = [i for i, name in enumerate(names) if name != client]
-        if _has_decimal_commas(frame, numbers, lines):
-            frame = _write_points(frame, numbers, [i for i in numbers if names[i] == label])
-            found += [SEPARATORS[lines.separator], "decimal commas"]
     if encoding == LATIN:
         found.append("Latin-1 letters")
     return CsvTable(_name_columns(frame, names, source), tuple(found))
@@ -192,7 +193,9 @@ class _Lines:
         file = io.StringIO(self.text, newline="")
         return csv.reader(file, delimiter=self.separator, skipinitialspace=True)
 
-    def parse(self, count: int, types: Any, columns: Sequence[int] | None = None) -> pd.DataFrame:
+    def parse(
+        self, count: int, types: Any, columns: Sequence[int] | None = None, decimal: str = "."
+    ) -> pd.DataFrame:
         """Parse the rows below the names; the columns are called 0, 1, ..."""
         options: dict[str, Any] = {}
         version = tuple(map(int, pd.__version__.split(".")[:2]))
@@ -208,6 +211,7 @@ class _Lines:
                 header=0,
                 names=list(range(count)),
                 usecols=columns,
+                decimal=decimal,
                 index_col=False,
                 dtype=types,
                 # The type of a column depends on all of its cells.
@@ -260,47 +264,44 @@ def _has_decimal_commas(frame: pd.DataFrame, columns: Sequence[int], lines: _Lin
             parsed.append(column)
         if frame[column].dtype.kind in "biuf":
             continue
-        cells = _distinct_cells(frame[column])
-        if cells.str.fullmatch(ENGLISH_NUMBER).any():
+        if _has_cell(frame[column], ENGLISH_NUMBER):
             return False
-        has_comma = cells.str.fullmatch(COMMA_NUMBER)
-        is_proved |= bool((has_comma & ~cells.str.fullmatch(MAYBE_THOUSANDS)).any())
+        is_proved = is_proved or _has_cell(frame[column], SURELY_DECIMAL)
     if not is_proved or not parsed:
         return is_proved
     # Other columns were read as floats: with points, or as 1e5 and empty cells, which are neutral.
     texts = lines.parse(len(frame.columns), str, parsed)
-    has_points = [
-        _distinct_cells(texts[column]).str.fullmatch(ENGLISH_NUMBER).any() for column in parsed
-    ]
-    return not any(has_points)
+    return not any(_has_cell(texts[column], ENGLISH_NUMBER) for column in parsed)
 
 
-def _distinct_cells(column: pd.Series) -> pd.Series:
-    cells: pd.Series = pd.Series(column.dropna().unique(), dtype=str).str.strip()
-    return cells
+def _has_cell(column: pd.Series, pattern: str) -> bool:
+    """Whether a whole cell matches; one search in all cells is ten times as fast as one in each."""
+    cells = "\0".join(column.dropna().astype(str).unique())
+    return re.search(rf"(?:\A|\0)\s*(?:{pattern})\s*(?=\Z|\0)", cells) is not None
 
 
 def _write_points(
     frame: pd.DataFrame, columns: Sequence[int], labels: Sequence[int]
 ) -> pd.DataFrame:
-    """Replace decimal commas by points; labels change only if all of them are numbers."""
-    frame = frame.copy()
+    """Write numbers with a decimal comma that are still texts with a point.
+
+    These are numbers with points between thousands, numbers in a column with other texts, and
+    labels, which change only if all of them are numbers.
+    """
     for column in columns:
         if frame[column].dtype.kind in "biuf":
             continue
-        texts = frame[column].astype("string").str.strip()
+        texts = frame[column].astype(object).str.strip()
         has_comma = texts.str.fullmatch(COMMA_NUMBER).fillna(False).astype(bool)
-        if column in labels:
-            is_whole = texts.str.fullmatch(WHOLE_NUMBER).fillna(True).astype(bool)
-            if not (has_comma | is_whole).all():
-                continue
         points = texts.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-        frame[column] = frame[column].astype(object).where(~has_comma, points.astype(object))
+        points = texts.where(~has_comma, points)
+        numbers = pd.to_numeric(points, errors="coerce")
+        are_numbers = bool((numbers.notna() | points.isna()).all())
         if column not in labels:
             # Other texts are left for the message about them.
-            numbers = pd.to_numeric(frame[column], errors="coerce")
-            if (numbers.notna() | frame[column].isna()).all():
-                frame[column] = numbers
+            frame[column] = numbers if are_numbers else points
+        elif are_numbers:
+            frame[column] = points
     return frame
 
 
