@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
+import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedgrove as fg
@@ -90,3 +94,74 @@ def test_the_command_without_a_label_says_which_columns_there_are(
     assert "has the columns t, ax, ay, az, activity; give the one" in capsys.readouterr().err
     assert main(["run", "fedavg", "--data", "user/", "--label", "activity"]) == 2
     assert "there is no file or folder 'user'" in capsys.readouterr().err
+
+
+# ---- whole recordings ----------------------------------------------------------------------------
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *options: str) -> pd.DataFrame:
+    assert main(["predict", "runs/mine", *options]) == 0
+    return pd.read_csv(io.StringIO(capsys.readouterr().out))
+
+
+def test_a_whole_recording_is_predicted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run resamples 50 Hz to 25; each window is that of the model in Python."""
+    assert main([*COMMAND, "--rate", "25", "--fill", "mean", "--out", "runs/mine"]) == 0
+    capsys.readouterr()
+    own = ("--client", "watch-07", "--trust")
+    found = predicted(capsys, "users/watch-07.csv", *own)
+    assert list(found) == ["line", "t", "predicted", "probability"]
+    # 900 rows become 450, from 0 to 17.98 s; a window of 32 starts every 16: .64 s or 32 lines.
+    assert found["line"].tolist() == list(range(2, 2 + 32 * 27, 32))
+    assert found["t"].tolist() == pytest.approx([0.64 * k for k in range(27)])
+    assert found["probability"].between(1 / 3, 1).all()
+    result = fg.load_run("runs/mine", trust=True)
+    assert result.model("watch-07").preparation.rate == 25
+    exported = fg.export_model(result, client="watch-07", out="device")
+    assert "- rate: 25 samples per second" in (exported.folder / exported.card).read_text()
+    frame = result.predict("users/watch-07.csv", "watch-07")
+    assert frame["predicted"].tolist() == found["predicted"].tolist()
+    other = result.predict("users/watch-07.csv", "watch-01")
+    assert (frame["probability"] - other["probability"]).abs().max() > 1e-6
+
+    # The same recording without its label, as it is written in Europe, packed, at 25 Hz.
+    recorded = pd.read_csv("users/watch-07.csv")
+    recorded.loc[3, "ax"] = np.nan
+    text = recorded.drop(columns="activity").to_csv(sep=";", decimal=",", index=False)
+    Path("new.csv.gz").write_bytes(gzip.compress(text.encode()))
+    again = predicted(capsys, "new.csv.gz", *own)
+    assert again["predicted"].tolist()[1:] == found["predicted"].tolist()[1:]
+    assert again["probability"].to_numpy()[2:] == pytest.approx(found["probability"][2:], abs=1e-4)
+    # Without the row of line 5, the first window begins behind it.
+    assert predicted(capsys, "new.csv.gz", *own, "--fill", "drop")["line"].iloc[0] == 6
+
+    assert main(["predict", "runs/mine", "users/watch-07.csv", *own, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 27
+    assert main(["predict", "runs/mine", "users/watch-07.csv", *own, "--out", "p.csv"]) == 0
+    assert capsys.readouterr().out == "p.csv: 27 windows\n"
+    assert len(pd.read_csv("p.csv")) == 27
+
+
+def test_only_rows_of_the_client_are_predicted(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = [pd.read_csv(path).assign(user=path.stem) for path in sorted(Path("users").iterdir())]
+    pd.concat(frames).to_csv("all.csv", index=False)
+    of_all = [*COMMAND, "--client", "user", "--out", "runs/mine"]
+    of_all[of_all.index("users/")] = "all.csv"
+    assert main(of_all) == 0
+    capsys.readouterr()
+    found = predicted(capsys, "all.csv", "--client", "watch-07", "--trust")
+    # The second 900 rows, which begin in line 902.
+    assert found["line"].iloc[0] == 902
+    assert found["line"].iloc[-1] + 31 <= 1801
+    assert main(["predict", "runs/mine", "users/watch-01.csv", "--client", "0", "--trust"]) == 0
+    frames[0].assign(user="eva").to_csv("eva.csv", index=False)
+    for file, client, wanted in [
+        ("eva.csv", "watch-07", "has no row whose 'user' is 'watch-07'"),
+        ("none.csv", "watch-07", "there is no file 'none.csv'"),
+        ("all.csv", "eva", "there is no client 'eva'"),
+        ("net.py", "watch-07", "the ending of net.py is '.py'"),
+    ]:
+        assert main(["predict", "runs/mine", file, "--client", client, "--trust"]) == 2
+        assert wanted in capsys.readouterr().err

@@ -22,7 +22,7 @@ from fedgrove import data
 from fedgrove.data import tables
 from fedgrove.data.arrays import OwnDataOptions, choose_defaults
 from fedgrove.data.build import Choices, build
-from fedgrove.data.tables import InputTable
+from fedgrove.data.columns import InputTable
 from fedgrove.errors import InputError, InputErrors, Refusals
 
 USERS = ("watch-01", "watch-07", "watch-12")
@@ -337,7 +337,8 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         ("ax,y\n1,walk\n2,walk\n", r"only one class \(walk\); there must be at least two"),
         ("ax,device,y\n1,phone,walk\n2,phone,sit\n", "leave it out by naming"),
         ("ax,y\n1e300,walk\n2,sit\n", r"contains '1e\+300'"),
-        ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, such as '1,5' in line 2"),
+        ("ax;y\n1,500;walk\n2,500;sit\n", "numbers with a comma, such as '1,500' in line 2"),
+        ('ax,y\n"1,5",walk\n"2,5",sit\n', "numbers with a comma, such as '1,5' in line 2"),
         (",ax,y\n0,1,walk\n1,2,sit\n", r"no name for column 1, .*index=False"),
         ("ax,y\n1,walk\n2,null\n", "'null' counts as an empty cell; rename it"),
     ],

@@ -16,6 +16,7 @@ from .deploy import AppOptions, KeysOptions, ProxyOptions, app_, keys, proxy
 from .export import ExportOptions, export
 from .new import NewOptions, new
 from .parameters import add_command
+from .predict import PredictOptions, predict
 from .run import CostCommand, RerunCommand, ResumeCommand, RunCommand, cost, rerun, resume, run
 from .sweep import ChooseCommand, SweepCommand, choose, sweep
 from .watch import WatchOptions, watch
@@ -79,6 +80,7 @@ add_command(app, "show", ShowOptions, show)
 add_command(app, "doctor", DoctorOptions, doctor)
 add_command(app, "sweep", SweepCommand, sweep)
 add_command(app, "choose", ChooseCommand, choose)
+add_command(app, "predict", PredictOptions, predict)
 add_command(app, "export", ExportOptions, export)
 add_command(app, "app", AppOptions, app_)
 add_command(app, "keys", KeysOptions, keys)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError, check
+from ..errors import InputError, check, spell_option
 from .dataset import Array, Dataset, Ints, count_within_groups, number_values
 from .federation import Defaults
 
@@ -23,6 +23,10 @@ MIN_DEVIATION = 1e-15
 MIN_RELATIVE_DEVIATION = 1e-5
 """The smallest deviation of targets, as a share of their mean. float32 has steps of 1e-7 of a
 number: these are a hundredth of such a deviation, and an error may become 0."""
+FILLS = ("mean", "zero", "previous", "drop")
+"""What can be done about empty cells of inputs."""
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Units of times, in seconds."""
 MAX_COLOURS = 4
 """Grey, RGB and RGBA images have 1, 3 and 4 channels: a last axis of this size has the colours."""
 NO_BLOCKS = "windows without block: neighbouring windows may be on both sides of the split"
@@ -39,10 +43,14 @@ class OwnDataOptions:
         stride: Rows from one window to the next; by default half a window.
         channels: The columns that are inputs; by default all other columns. For arrays, the names
             of the channels or their number.
-        time: The column to sort each recording by; a gap in it ends a window.
+        time: The column to sort each recording by; a gap in it ends a window. With a unit at its
+            end, as in "t:ms", numbers are not seconds.
+        rate: Rows per second that all recordings are resampled to.
+        fill: What empty cells of inputs become: "mean", "zero" or "previous"; with "drop" the rows
+            are left out.
 
     Raises:
-        InputError: ``window`` or ``stride`` is not possible.
+        InputError: An option is not possible.
     """
 
     label: Any = None
@@ -51,8 +59,20 @@ class OwnDataOptions:
     stride: int | None = None
     channels: int | str | Sequence[str] | None = None
     time: str | None = None
+    rate: float | None = None
+    fill: str | None = None
 
     def __post_init__(self) -> None:
+        if self.rate is not None:
+            check(0 < self.rate < np.inf, "rate", self.rate, "above 0")
+            check(
+                self.time is not None,
+                "rate",
+                self.rate,
+                f"given together with {spell_option('time', 'COLUMN')}, the time of each row",
+            )
+        if self.fill is not None:
+            check(self.fill in FILLS, "fill", self.fill, f"one of {', '.join(FILLS)}")
         if self.window is not None:
             check(self.window >= 2, "window", self.window, "2 rows or more")
         if self.stride is not None:
@@ -79,9 +99,24 @@ class OwnDataOptions:
         assert self.window is not None
         return self.stride or max(1, self.window // 2)
 
+    @property
+    def clock(self) -> str | None:
+        """The column of a user's table with the time of each row."""
+        return None if self.time is None else self.time.removesuffix(f":{self.unit}")
+
+    @property
+    def unit(self) -> str | None:
+        """The unit of the times of a user's table, if it is given."""
+        ending = (self.time or "").rpartition(":")
+        return ending[2] if ending[0] and ending[2] in SECONDS else None
+
+    def clock_in(self, columns: Collection[str]) -> str | None:
+        """The column of times, of these; the name of a column may itself end like a unit."""
+        return self.time if self.time in columns else self.clock
+
     def special_columns(self) -> dict[str, str]:
         """Return the columns of a table that are not inputs, by the name of their option."""
-        columns = {"label": self.label, "client": self.client, "time": self.time}
+        columns = {"label": self.label, "client": self.client, "time": self.clock}
         return {option: str(name) for option, name in columns.items() if name is not None}
 
     def list_given(self) -> list[str]:
@@ -328,10 +363,16 @@ def cut_recordings(
     """
     # Imported here because pandas takes half a second, and most arrays are examples already.
     from . import tables as table_checks
+    from .columns import InputTable
 
+    if options.rate is not None:
+        raise InputError(
+            f"rate is {options.rate:g}, and arrays have no time of each row; give a table with a "
+            "column of times, or resample the recordings first."
+        )
     tables = []
     for client, arrays in recordings:
-        tables.append(table_checks.InputTable(arrays.source, _make_frame(arrays, options), client))
+        tables.append(InputTable(arrays.source, _make_frame(arrays, options), client))
     has_clients = "client" in tables[0].frame
     options = replace(
         options,

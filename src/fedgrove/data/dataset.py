@@ -71,6 +71,7 @@ class Dataset:
         names: The names of the users, by their number; empty if they have none.
         channels: The names of the channels; empty if they have none.
         window: The number of samples of a window, if windows were cut from recordings.
+        rate: Samples per second, if recordings were resampled.
         is_test: Which rows are the test part that the set was published with, bool (n,); None if
             it has none, or its files do not tell.
     """
@@ -92,6 +93,7 @@ class Dataset:
     names: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
     window: int | None = None
+    rate: float | None = None
     is_test: NDArray[np.bool_] | None = None
 
 

@@ -278,11 +278,12 @@ def read_devices(profile: str | None = None, trace: str | None = None) -> Device
 def _read_file(path: str) -> pd.DataFrame:
     """Read a CSV file as text and check its columns; the index is the line in the file."""
     # Imported here because pandas takes half a second, and most runs have no files of devices.
-    from .readers import read_csv
+    from .csv_files import read_csv
 
     check_has_end("a file of devices", Path(path))
     try:
-        frame = read_csv(Path(path), path).fillna("").apply(lambda column: column.str.strip())
+        texts = read_csv(Path(path), path, all_text=True).frame
+        frame = texts.fillna("").apply(lambda column: column.str.strip())
     except OSError as error:
         raise InputError(
             f"the devices in {path} cannot be read: {error.strerror or error}; give the path of a "

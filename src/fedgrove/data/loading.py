@@ -47,6 +47,8 @@ def load(
     stride: int | None = None,
     channels: int | str | Sequence[str] | None = None,
     time: str | None = None,
+    rate: float | None = None,
+    fill: str | None = None,
     partition: str | None = None,
     scenario: str | None = None,
     split: str | None = None,
@@ -73,12 +75,15 @@ def load(
             arrays (x, y) or (x, y, client), a torch or Hugging Face Dataset, a partitioner of
             flwr-datasets, or a dictionary of these by client. An npz file has arrays x, y, client
             (and block).
-        label: Column to predict. For your own data only, as are the next five.
+        label: Column to predict. For your own data only, as are the next seven.
         client: Column with the client of each row.
         window: Cut recordings into windows of this number of rows.
         stride: Rows from one window to the next; by default half a window.
         channels: Columns that are inputs; by default all others.
-        time: Column to sort recordings by.
+        time: Column to sort recordings by; with its unit, as in "t:ms", if it is not in seconds.
+        rate: Resample all recordings to this number of rows per second.
+        fill: What empty cells of inputs become: "mean" (of the column in the recording), "zero" or
+            "previous"; with "drop", rows with empty cells are left out.
         partition: How examples are assigned to clients; by default as the set defines it.
         scenario: What is changed at some clients, such as noisy labels.
         split: How the test part is held out: "random", "blocks" or "official".
@@ -106,7 +111,7 @@ def load(
     >>> [client.info.task for client in both.clients.values()]
     ['motion', 'motion', 'motion', 'motion-forecast', 'motion-forecast']
     """
-    options = OwnDataOptions(label, client, window, stride, channels, time)
+    options = OwnDataOptions(label, client, window, stride, channels, time, rate, fill)
     devices = read_devices(profile, trace)
     if isinstance(data, str) and names_several(data):
         return _load_several(

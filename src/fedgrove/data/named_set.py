@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Arrays = dict[str, Array]
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 """The endings of files with a user's own data."""
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+"""A file of text may also end in one of these, as in ``anna.csv.gz``."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,27 @@ def is_path(data: object) -> bool:
         return True
     if not isinstance(data, str):
         return False
-    has_suffix = data.lower().endswith(SUFFIXES)
+    has_suffix = data_ending(data) != ""
     # Not Path.is_dir, which raises if a name is too long for the file system.
     return has_suffix or "/" in data or "\\" in data or os.path.isdir(data)
+
+
+def data_ending(name: str) -> str:
+    """Return the ending of a file with a user's data; empty if such files do not end like it.
+
+    >>> data_ending("anna.csv"), data_ending("Anna.CSV.gz"), data_ending("anna.npz.gz")
+    ('.csv', '.csv.gz', '')
+    """
+    name = name.lower()
+    compression = ""
+    for ending in COMPRESSIONS:
+        if name.endswith(ending):
+            compression = ending
+    base = name.removesuffix(compression)
+    for suffix in (".csv", ".tsv") if compression else SUFFIXES:
+        if base.endswith(suffix):
+            return suffix + compression
+    return ""
 
 
 def read_dataset(

@@ -31,6 +31,7 @@ class Preparation:
         std: The standard deviation of each channel.
         labels: The names of the outputs, in order.
         window: The number of samples of a window, if windows were cut from recordings.
+        rate: Samples per second that recordings were resampled to. None: they were not.
         channels: The names of the channels, in order.
         shape: The shape of one input, channels first. None: not known.
         ahead: If the targets are the samples that follow the input, their number per channel; they
@@ -44,6 +45,7 @@ class Preparation:
     channels: tuple[str, ...] | None = None
     shape: tuple[int, ...] | None = None
     ahead: int | None = None
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "labels", "channels", "shape"):
@@ -167,6 +169,7 @@ def fit_preparation(dataset: Dataset, rows: Ints | None, standardise: bool) -> P
     preparation = Preparation(
         labels=dataset.labels,
         window=dataset.window,
+        rate=dataset.rate,
         channels=dataset.channels or None,
         shape=dataset.x.shape[1:],
         ahead=dataset.ahead or None,

@@ -7,9 +7,8 @@ are not imported and need not be installed.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import warnings
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,16 +25,25 @@ from ..errors import InputError, Refusals, check, list_some
 from . import arrays as array_checks
 from . import tables as table_checks
 from .arrays import ArrayData, OwnDataOptions
+from .columns import InputTable, describe_place
+from .csv_files import check_names, read_csv, shorten_error
 from .dataset import Array, Dataset
-from .named_set import SUFFIXES, is_path, read_npz
-from .tables import InputTable, describe_place
+from .named_set import COMPRESSIONS, SUFFIXES, data_ending, is_path, read_npz
+from .tables import Recordings
 
-SEPARATORS = (",", ";", "\t")
 DATA_KINDS = (
     "the name of a data set (fedgrove list data), a file or a folder, a DataFrame, arrays (x, y) "
     "or (x, y, client), a torch or Hugging Face Dataset, a partitioner of flwr-datasets, or a "
     "dictionary of any of these by client"
 )
+
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+OTHER_TABLES = (
+    *(".xlsx", ".xls", ".xlsm", ".ods", ".feather", ".arrow", ".orc", ".jsonl", ".ndjson"),
+    *(".h5", ".hdf5", ".mat", ".npy", ".arff", ".sav", ".dta"),
+)
+FIRST_LINE = 1 << 14
+"""Bytes at the beginning of a file in which its first line is looked for."""
 
 Content = InputTable | ArrayData
 Contents = list[tuple[str, Content]]
@@ -71,14 +79,14 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
     files: dict[str, str] = {}
     if is_path(data):
         path = Path(data)
-        found, notes = _find_files(path)
+        found, notes = _find_files(path, options)
         contents = _read_all(
             (client, partial(_read_file, file, path, client, options)) for client, file in found
         )
         for _, file in found:
             files[file.as_posix()] = hashlib.sha256(file.read_bytes()).hexdigest()
         # "." and ".." have no name of their own.
-        name = path.stem if path.is_file() else path.resolve().name
+        name = _file_stem(path) if path.is_file() else path.resolve().name
     else:
         name, contents = _read_object(data, options)
     tables = [content for _, content in contents if isinstance(content, InputTable)]
@@ -89,11 +97,30 @@ def read_own_data(data: Any, options: OwnDataOptions) -> OwnData:
             "the other for all."
         )
     if tables:
+        notes += _note_found(tables)
         return OwnData(name, table_checks.make_dataset(tables, options, notes), files)
     if options.window is not None:
         return OwnData(name, array_checks.cut_recordings(arrays, options, notes), files)
     dataset = array_checks.make_dataset(_join_arrays(arrays), options)
     return OwnData(name, replace(dataset, notes=(*notes, *dataset.notes)), files)
+
+
+def read_recording(path: Path, options: OwnDataOptions) -> tuple[InputTable, Recordings]:
+    """Read a user's recording without targets; a column of clients may be missing.
+
+    Args:
+        path: A file with a table.
+        options: As the table of a run was read.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file '{path}'; give a file with a recording (.csv).")
+    _find_files(path, options)
+    content = _read_file(path, path, "", options)
+    if not isinstance(content, InputTable):
+        raise InputError(f"{path.name} has arrays; give a file with a table (.csv, .parquet).")
+    if options.client not in content.frame:
+        options = replace(options, client=None)
+    return content, table_checks.read_recordings(content, options)
 
 
 def _read_all(readers: Iterable[tuple[str, Callable[[], Content]]]) -> Contents:
@@ -136,42 +163,107 @@ def _join_arrays(parts: Sequence[tuple[str, ArrayData]]) -> ArrayData:
 # ---- files and folders ---------------------------------------------------------------------------
 
 
-def _find_files(path: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+def _find_files(path: Path, options: OwnDataOptions) -> tuple[list[tuple[str, Path]], list[str]]:
     """Return the files of a path with their clients, and notes; in a folder each file is a client.
 
     A file in a sub-folder belongs to the client with the name of the sub-folder.
     """
     endings = ", ".join(SUFFIXES)
+    compressed = f"{endings}, or .csv and .tsv with one of {', '.join(COMPRESSIONS)}"
     if not path.exists():
         raise InputError(
             f"there is no file or folder '{path}'; give a file ({endings}), a folder of such "
             "files, one for each client, or the name of a data set (fedgrove list data)."
         )
     if path.is_file():
-        is_known = path.suffix.lower() in SUFFIXES
-        check(is_known, f"the ending of {path}", path.suffix, f"one of {endings}")
+        is_known = data_ending(path.name) != ""
+        check(is_known, f"the ending of {path}", path.suffix, f"one of {compressed}")
         return [("", path)], []
     found: list[tuple[str, Path]] = []
     ignored: list[str] = []
+    refusals = Refusals()
     for file in _list_files(path):
         inside = file.relative_to(path)
         # macOS leaves a hidden "._NAME.csv" next to each file that it copies.
         is_hidden = any(part.startswith(".") for part in inside.parts)
         if is_hidden or not file.is_file():
             continue
-        if file.suffix.lower() in SUFFIXES:
-            client = inside.parts[0] if len(inside.parts) > 1 else file.stem
+        advice = _how_to_read(file, options)
+        if data_ending(file.name):
+            client = inside.parts[0] if len(inside.parts) > 1 else _file_stem(file)
             found.append((client, file))
+        elif advice:
+            refusals.add(
+                f"{inside} looks like data and cannot be read; {advice}, or move it out of the "
+                "folder.",
+                advice,
+                str(inside),
+            )
         else:
             ignored.append(str(inside))
+    _find_copies([file for _, file in found], path, refusals)
+    refusals.check()
     if not found:
         raise InputError(
-            f"the folder '{path}' has no file that ends in {endings}; put a file for each client "
-            "there, or a folder of files for each client."
+            f"the folder '{path}' has no file that ends in {compressed}; put a file for each "
+            "client there, or a folder of files for each client."
         )
     if ignored:
         return found, [f"files that are not data are ignored: {list_some(ignored)}"]
     return found, []
+
+
+def _file_stem(path: Path) -> str:
+    """Return the name of a user's file without its ending; anna.csv.gz is anna."""
+    return path.name[: len(path.name) - len(data_ending(path.name))]
+
+
+def _how_to_read(file: Path, options: OwnDataOptions) -> str:
+    """Return what to do with a file that looks like data but is not read; empty for others."""
+    name = file.name.lower()
+    if data_ending(name):
+        return ""
+    if name.endswith((*COMPRESSIONS, *ARCHIVES)):
+        return "unpack it"
+    if name.endswith(OTHER_TABLES):
+        return "save it as CSV"
+    try:
+        with file.open("rb") as content:
+            beginning = content.read(FIRST_LINE)
+    except OSError:
+        return ""
+    header = (beginning.decode("utf-8-sig", "replace").splitlines() or [""])[0]
+    cells = [cell.strip(' "') for cell in re.split(r"[,;\t|]", header)]
+    # A text whose first line has the name of the column to predict.
+    is_table = len(cells) > 1 and options.label in cells
+    return "save it as CSV, with a name that ends in .csv" if is_table else ""
+
+
+def _find_copies(files: Sequence[Path], folder: Path, refusals: Refusals) -> None:
+    """Report a file that is there compressed too: a copy could be in training and test parts."""
+    names: dict[Path, Path] = {}
+    for file in files:
+        plain = file.with_name(_file_stem(file))
+        other = names.setdefault(plain, file)
+        if other is not file and data_ending(file.name).endswith(COMPRESSIONS):
+            refusals.add(
+                f"{other.relative_to(folder)} and {file.relative_to(folder)} seem to be the same "
+                "recording; leave one of them in the folder."
+            )
+
+
+def _note_found(tables: Sequence[InputTable]) -> list[str]:
+    """Note in one line which files are not written as English files are, and how."""
+    sources: dict[tuple[str, ...], list[str]] = {}
+    for table in tables:
+        if table.found:
+            sources.setdefault(table.found, []).append(table.source)
+    parts = []
+    for found, names in sources.items():
+        parts.append(
+            f"{len(names)} of {len(tables)} files with {', '.join(found)}, such as {names[0]}"
+        )
+    return [f"read: {'; '.join(parts)}"] if parts else []
 
 
 def _list_files(path: Path) -> list[Path]:
@@ -189,15 +281,17 @@ def _read_file(path: Path, folder: Path, client: str, options: OwnDataOptions) -
     if options.client is not None:
         # A column of clients comes before the names of files.
         client = ""
-    suffix = path.suffix.lower()
+    ending = data_ending(path.name)
     try:
-        if suffix == ".npz":
+        if ending == ".npz":
             return _read_npz_file(path, source, client, options)
-        if suffix == ".parquet":
+        if ending == ".parquet":
             return InputTable(source, _read_parquet(path, source), client)
         # As texts: the names of clients stay as they are written, and large labels exact.
-        texts = [name for name in (options.label, options.client) if isinstance(name, str)]
-        return InputTable(source, read_csv(path, source, texts), client)
+        label = options.label if isinstance(options.label, str) else None
+        owner = options.client if isinstance(options.client, str) else None
+        table = read_csv(path, source, label, owner)
+        return InputTable(source, table.frame, client, table.found)
     except OSError as error:
         raise InputError(f"{source} cannot be read ({error.strerror or error}).") from None
 
@@ -213,13 +307,7 @@ def _read_parquet(path: Path, source: str) -> pd.DataFrame:
         raise
     except Exception as error:
         # pyarrow has its own errors for each thing that may be wrong with a file.
-        raise InputError(f"{source} cannot be read as parquet ({_reason(error)}).") from None
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error, cut if it is long."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:160]
+        raise InputError(f"{source} cannot be read as parquet ({shorten_error(error)}).") from None
 
 
 def _read_npz_file(path: Path, source: str, client: str, options: OwnDataOptions) -> Content:
@@ -230,136 +318,6 @@ def _read_npz_file(path: Path, source: str, client: str, options: OwnDataOptions
     if is_table and "x" not in contents and _label_name(options) in contents:
         return InputTable(source, pd.DataFrame(contents), client)
     return _read_mapping(contents, options, source)
-
-
-# ---- CSV -----------------------------------------------------------------------------------------
-
-
-def read_csv(path: Path, source: str, text_columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read a CSV file with the names of the columns in its first line.
-
-    Args:
-        path: The file.
-        source: How messages call it.
-        text_columns: Columns that stay text; pandas finds the type of the others. None: all columns
-            stay text, and blank lines are left out.
-
-    Returns:
-        The table; its index, called "line", has the line of each row.
-
-    Raises:
-        InputError: It is not a CSV file, or its first line does not name the columns.
-    """
-    try:
-        # A file of Excel begins with a mark of its encoding, which utf-8-sig leaves out.
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            # pandas guesses the separator only with its slow parser.
-            separator = max(SEPARATORS, key=file.readline().count)
-            file.seek(0)
-            # Not by pandas, which would rename columns that are there twice.
-            header = next(csv.reader(file, delimiter=separator, skipinitialspace=True), [])
-        names = [name.strip() for name in header]
-        _check_header(names, source)
-        types: Any = str
-        if text_columns is not None:
-            types = {i: str for i, name in enumerate(names) if name in text_columns}
-        try:
-            frame = _parse_csv(path, separator, len(names), types)
-        except (pd.errors.ParserError, pd.errors.ParserWarning):
-            _check_cell_counts(path, source, separator, len(names))
-            raise
-    except UnicodeDecodeError:
-        raise InputError(f"{source} is not text in UTF-8; save it as CSV in UTF-8.") from None
-    except (csv.Error, pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        raise InputError(f"{source} is not CSV ({_reason(error)}); save it as CSV.") from None
-    frame.index = pd.RangeIndex(2, len(frame) + 2, name="line")
-    if frame.iloc[:, -1].isna().any():
-        # Some rows are blank or too short, or have an empty last cell.
-        is_blank = frame.isna().all(axis=1)
-        if text_columns is None:
-            frame = frame[~is_blank]
-        else:
-            # Blank lines at the end are not rows.
-            frame = frame.iloc[: len(frame) - is_blank[::-1].cumprod().sum()]
-        if frame.iloc[:, -1].isna().any():
-            _check_cell_counts(path, source, separator, len(names))
-    return _name_columns(frame, names, source)
-
-
-def _parse_csv(path: Path, separator: str, columns: int, types: Any) -> pd.DataFrame:
-    options: dict[str, Any] = {}
-    version = tuple(map(int, pd.__version__.split(".")[:2]))
-    if version < (3, 1):
-        # Later versions always read floats exactly.
-        options["float_precision"] = "round_trip"
-    with warnings.catch_warnings():
-        # The warning means that a row has more cells than there are names.
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        return pd.read_csv(
-            path,
-            sep=separator,
-            encoding="utf-8-sig",
-            header=0,
-            names=list(range(columns)),
-            index_col=False,
-            dtype=types,
-            # The type of a column depends on all of its cells.
-            low_memory=False,
-            # Blanks after a separator would make quotes part of the cell.
-            skipinitialspace=True,
-            # Rows keep their numbers for messages, and texts such as NA stay to be shown.
-            skip_blank_lines=False,
-            keep_default_na=False,
-            na_values=[""],
-            **options,
-        )
-
-
-def _check_header(names: Sequence[str], source: str) -> None:
-    # Spreadsheets leave columns without a name after the last column.
-    given = pd.Index([name for name in names if name])
-    if not len(given):
-        raise InputError(f"{source} is empty; its first line must have the names of the columns.")
-    _check_names(given, source)
-    if pd.to_numeric(given, errors="coerce").notna().all():
-        raise InputError(
-            f"{source} begins with numbers ({', '.join(given[:4])}, ...); its first line must have "
-            "the names of the columns."
-        )
-
-
-def _check_names(names: pd.Index, source: str) -> None:
-    repeated = sorted({f"'{name}'" for name in names[names.duplicated()]})
-    if repeated:
-        raise InputError(
-            f"{source} has more than one column {', '.join(repeated)}; each name must occur only "
-            "once."
-        )
-
-
-def _check_cell_counts(path: Path, source: str, separator: str, count: int) -> None:
-    """Refuse the first line with more or fewer cells than there are names."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
-        for number, row in enumerate(rows, start=1):
-            if row and len(row) != count:
-                raise InputError(
-                    f"{source} has {len(row)} cells in line {number} and {count} names of columns "
-                    "in the first; every line must have the same number."
-                )
-
-
-def _name_columns(frame: pd.DataFrame, names: Sequence[str], source: str) -> pd.DataFrame:
-    """Name the columns; columns without a name must be empty, and are left out."""
-    for position, name in enumerate(names):
-        if not name and not frame[position].isna().all():
-            raise InputError(
-                f"{source} has no name for column {position + 1}, which begins with "
-                f"'{frame[position].iloc[0]}'; name it in the first line or leave it out (pandas: "
-                "to_csv(..., index=False))."
-            )
-    frame = frame.set_axis(names, axis=1)
-    return frame.drop(columns="") if "" in names else frame
 
 
 # ---- objects in Python ---------------------------------------------------------------------------
@@ -479,7 +437,7 @@ def _read_frame(data: Any, source: str) -> pd.DataFrame:
 def _clean_names(frame: pd.DataFrame, source: str) -> pd.DataFrame:
     """Return the frame with texts as names of columns, each there once, and rows from 0."""
     names = frame.columns.map(str)
-    _check_names(names, source)
+    check_names(names, source)
     return frame.set_axis(names, axis=1).reset_index(drop=True)
 
 
@@ -498,7 +456,7 @@ def _read_torch_dataset(data: TorchDataset[Any], options: OwnDataOptions, source
             parts = default_collate(items)
         except (RuntimeError, TypeError) as error:
             raise InputError(
-                f"the examples of {source} cannot be stacked ({_reason(error)}); all must be "
+                f"the examples of {source} cannot be stacked ({shorten_error(error)}); all must be "
                 "tensors, arrays or numbers of the same shape."
             ) from None
     if not isinstance(parts, tuple | list) or not 2 <= len(parts) <= 3:
@@ -549,7 +507,7 @@ def _read_hugging_face(data: Any, options: OwnDataOptions, source: str) -> Conte
             f"label is {given}, and {source} has the columns {', '.join(names)}; give the one to "
             "predict."
         )
-    special = [name for name in (label, options.client, options.time) if name in names]
+    special = [name for name in (label, options.client, options.clock) if name in names]
     inputs = [name for name in names if name not in special]
     if isinstance(options.channels, tuple):
         inputs = list(options.channels)
@@ -588,8 +546,8 @@ def _read_partitions(data: Any) -> dict[str, Any]:
         parts = [data.load_partition(number) for number in range(data.num_partitions)]
     except (AttributeError, ValueError) as error:
         raise InputError(
-            f"the partitioner cannot load its partitions ({_reason(error)}); assign its dataset "
-            "first: partitioner.dataset = ..."
+            f"the partitioner cannot load its partitions ({shorten_error(error)}); assign its "
+            "dataset first: partitioner.dataset = ..."
         ) from None
     natural = getattr(data, "partition_id_to_natural_id", {})
     return {str(natural.get(number, number)): part for number, part in enumerate(parts)}

@@ -7,66 +7,45 @@ recording are held out, so that no raw row is on both sides of a split (:mod:`fe
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
-from ..errors import MOST_LISTED, InputError, Refusals, check, list_some, nearest
-from .arrays import MAX_NUMBER, OwnDataOptions
+from ..errors import InputError, Refusals, check, list_some, nearest
+from .arrays import OwnDataOptions
+from .columns import (
+    InputTable,
+    describe_place,
+    is_numbers,
+    read_clients,
+    read_clock,
+    read_signal,
+    read_target,
+)
 from .dataset import Array, Dataset, Floats, Ints, cut_windows, min_windows_in_piece, number_runs
+from .recordings import (
+    check_rates,
+    fill_empty,
+    list_rates,
+    note_empty,
+    note_rates,
+    recorded_rates,
+    resample,
+)
 
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
-"""Texts of empty cells, in small letters."""
 MAX_COLUMNS = 12
 """The most columns that a message lists."""
 MIN_CLOCK_ROWS = 10
 """A column that grows with every row is a clock, if some recording has at least this many rows."""
 RECORDED_ROWS = 10
 """A table looks like a recording if on average this many rows in a row have one label."""
-MAX_EXACT = 2.0**53
-"""Below this every whole number is exact as a float."""
 GAP = 3.0
 """A step of the clock is a gap if it is larger than the usual step by this factor."""
 NO_CLIENT_COLUMN = "no column gives the client of a row: rows are assigned to artificial clients"
-
-
-@dataclass(frozen=True)
-class InputTable:
-    """A table of a user's data.
-
-    Args:
-        source: How messages call the table, such as the name of its file.
-        frame: Its columns. If its index is called "line", it has the line of each row in a file.
-        client: The client of all rows, if the name of the file gives it.
-    """
-
-    source: str
-    frame: pd.DataFrame
-    client: str = ""
-
-    @property
-    def place(self) -> str:
-        """The user's table, for a message."""
-        return describe_place(self.source, self.client)
-
-    def describe_first(self, is_found: Array) -> str:
-        """Return how many rows of a user's table were found and where, for a message."""
-        name = self.frame.index.name or "row"
-        first = f"first in {name} {self.frame.index[is_found.argmax()]}"
-        return f"in {is_found.sum()} of {len(is_found)} rows, {first}"
-
-
-def describe_place(source: str, client: str) -> str:
-    """Return a user's file or table and its client, for a message."""
-    if client and client not in source.split():
-        return f"{source} (client {client})"
-    return source
 
 
 def _quote(names: Sequence[str]) -> str:
@@ -77,11 +56,12 @@ def _quote(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Recordings:
+class Recordings:
     """The rows of one or more tables, sorted by table, client and time.
 
-    ``rows`` has the source, the client (may be empty), the number of the recording, which is the
-    rows of one client in one table, and the number of the piece of it without gaps.
+    ``rows`` has the source and the line in it, the client (may be empty), the time in seconds, the
+    number of the recording, which is the rows of one client in one table, and the number of the
+    piece of it without gaps.
     """
 
     signal: Floats
@@ -89,6 +69,13 @@ class _Recordings:
     target: Array
     """Numbers, or texts."""
     rows: pd.DataFrame
+    empty: Mapping[str, int] = field(default_factory=dict)
+    """The number of rows with empty cells, by their source."""
+
+    def take(self, rows: Array) -> Recordings:
+        """Return some of the rows, by their positions or as a mask."""
+        taken = self.rows.loc[rows].reset_index(drop=True)
+        return replace(self, signal=self.signal[rows], target=self.target[rows], rows=taken)
 
     def describe(self, row: int) -> str:
         """Return the table and the client of a row, for a message."""
@@ -116,6 +103,7 @@ def make_dataset(
             "to predict (--label NAME, in Python label=NAME)."
         )
     refusals = Refusals()
+    options = _find_time_column(tables, options)
     _find_wrong_options(tables, options, refusals)
     refusals.check()
     channels = _find_channels(tables, options, refusals)
@@ -127,6 +115,10 @@ def make_dataset(
         recordings = _join(parts)
         if not isinstance(options.channels, tuple):
             _find_clocks(recordings, channels, refusals)
+        if not refusals.sentences:
+            # Not before: times that cannot be read have no rate.
+            recordings, rate_notes = _bring_to_rate(recordings, options)
+            notes = (*notes, *rate_notes, *_note_empty(recordings, tables, options))
         if options.window is not None:
             _find_short_clients(recordings, options.window, refusals)
     refusals.check()
@@ -136,6 +128,36 @@ def make_dataset(
             "time; there must be at least one."
         )
     return _build_dataset(recordings, options, channels, notes)
+
+
+def read_recordings(table: InputTable, options: OwnDataOptions) -> Recordings:
+    """Read a user's table without targets, as the table of a run was read, to predict its windows.
+
+    Args:
+        table: The table; other columns than the options name are not looked at.
+        options: The columns of time and of clients, and the names of the inputs.
+
+    Raises:
+        InputError: Something is wrong with the table; the error lists all of it.
+    """
+    if isinstance(options.label, str):
+        table = replace(table, frame=table.frame.drop(columns=options.label, errors="ignore"))
+    options = _find_time_column([table], replace(options, label=None))
+    refusals = Refusals()
+    _find_wrong_options([table], options, refusals)
+    channels = _find_channels([table], options, refusals)
+    refusals.check()
+    parts = _read_table(table, options, channels, refusals)
+    refusals.check()
+    return _bring_to_rate(parts[0], options)[0]
+
+
+def _find_time_column(tables: Sequence[InputTable], options: OwnDataOptions) -> OwnDataOptions:
+    """Return the options with a unit at the end of the time, if the column's own name has one."""
+    is_column = any(options.time in table.frame for table in tables)
+    if options.unit is None or not is_column:
+        return options
+    return replace(options, time=f"{options.time}:{options.unit}")
 
 
 def _find_wrong_options(
@@ -196,7 +218,7 @@ def _find_channels(
 
 def _read_table(
     table: InputTable, options: OwnDataOptions, channels: Sequence[str], refusals: Refusals
-) -> list[_Recordings]:
+) -> list[Recordings]:
     """Read a table, sorted by client and time; report what is wrong in its cells.
 
     Returns:
@@ -206,17 +228,21 @@ def _read_table(
     if not len(frame):
         refusals.add(f"{table.place} has no rows.")
         return []
-    signal = _read_signal(table, channels, refusals)
+    signal = read_signal(table, channels, options.fill, refusals)
     if not set(options.special_columns().values()) <= set(frame):
         # Reported with the channels.
         return []
-    target = _read_target(table, options.label, refusals)
+    target: Array = np.zeros(len(frame))
+    is_empty = np.asarray(np.isnan(signal).any(axis=1))
+    if options.label is not None:
+        target, has_no_label = read_target(table, options.label, options.fill, refusals)
+        is_empty = is_empty | has_no_label
     client = pd.Series(table.client, frame.index, dtype=object)
     if options.client is not None:
-        client = _read_clients(table, str(options.client), refusals)
+        client = read_clients(table, str(options.client), refusals)
     clock = np.zeros(len(frame))
-    if options.time is not None:
-        clock = _read_clock(table, options.time, refusals)
+    if options.clock is not None:
+        clock = read_clock(table, options.clock, options.unit, refusals)
     code = pd.factorize(client, sort=True)[0]
     # Sorts by the last key first. Stable: rows of one moment stay in the order of the file.
     order = np.lexsort((clock, code))
@@ -224,214 +250,42 @@ def _read_table(
     rows = pd.DataFrame(
         {
             "source": table.source,
+            "line": frame.index.to_numpy()[order],
             "client": client.to_numpy()[order],
+            "clock": clock[order],
             "recording": recording,
             "piece": number_pieces(clock[order], recording),
         }
     )
-    return [_Recordings(signal[order], target[order], rows)]
+    empty = {table.source: int(is_empty.sum())}
+    recordings = Recordings(signal[order], target[order], rows, empty)
+    if options.fill is not None and is_empty.any():
+        recordings = _fill(recordings, is_empty[order], options.fill, channels, refusals)
+    return [recordings] if len(recordings.rows) else []
 
 
-def parse_numbers(column: pd.Series) -> tuple[Floats, Array, Array]:
-    """Read a column of a user's table as numbers.
-
-    Returns:
-        The numbers, NaN in other cells; which cells are empty; and which contain anything else.
-    """
-    missing = column.isna().to_numpy()
-    if column.dtype.kind in "biuf":
-        values = column.to_numpy(np.float64, na_value=np.nan)
-    elif column.dtype.kind == "M":
-        values = np.full(len(column), np.nan)
-    else:
-        code, cells = _factorize(column)
-        missing = missing | cells.str.strip().str.lower().isin(MISSING).to_numpy()[code]
-        values = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)[code]
-    is_number = np.abs(values) <= MAX_NUMBER
-    return values, missing, ~is_number & ~missing
-
-
-def _factorize(column: pd.Series) -> tuple[Ints, pd.Series]:
-    """Return the number of each cell, and the distinct texts: of labels there are only a few."""
-    code, cells = pd.factorize(column.astype(str), use_na_sentinel=False)
-    return code, pd.Series(cells)
-
-
-def _show(cell: Any) -> str:
-    """Return a cell for a message, cut if it is long; empty cells are ''."""
-    text = " ".join(str(cell).split())
-    if text == "nan":
-        return "''"
-    return f"'{text}'" if len(text) <= 40 else f"'{text[:40]}...'"
-
-
-def _read_signal(table: InputTable, channels: Sequence[str], refusals: Refusals) -> Floats:
-    """Read the input columns, NaN if a cell is not a number."""
-    frame = table.frame
-    signal = np.full((len(frame), len(channels)), np.nan)
-    for position, name in enumerate(channels):
-        if name in frame and frame[name].dtype.kind in "biuf":
-            signal[:, position] = frame[name].to_numpy(np.float64, na_value=np.nan)
-    # Checked together: column by column, ten thousand columns take seconds. NaN compares as false.
-    is_valid = (np.abs(signal) <= MAX_NUMBER).all(axis=0)
-    found_wrong = 0
-    for position in np.flatnonzero(~is_valid).tolist():
-        name = channels[position]
-        if name not in frame:
-            continue
-        if found_wrong == MOST_LISTED:
-            # What is wrong with each of ten thousand columns takes a minute, and is not listed.
+def _fill(
+    recordings: Recordings,
+    is_empty: Array,
+    fill: str,
+    channels: Sequence[str],
+    refusals: Refusals,
+) -> Recordings:
+    """Fill the empty cells of a table, or leave out its rows with empty cells."""
+    rows = recordings.rows
+    if fill != "drop":
+        signal = fill_empty(recordings.signal, rows["recording"].to_numpy(), fill)
+        for row, column in np.argwhere(np.isnan(signal))[:1].tolist():
             refusals.add(
-                f"{table.place} has {MOST_LISTED} columns with wrong cells; the columns after "
-                f"'{name}' were not read."
+                f"{recordings.describe(row)} has no number in column '{channels[column]}', so its "
+                "empty cells cannot be filled; leave the recording or the column out."
             )
-            break
-        signal[:, position], is_wrong = _read_channel(table, name, refusals)
-        found_wrong += is_wrong
-    return signal
-
-
-def _read_channel(table: InputTable, name: str, refusals: Refusals) -> tuple[Floats, bool]:
-    """Read an input column and report cells that are not numbers; return whether any is not."""
-    values, missing, wrong = parse_numbers(table.frame[name])
-    is_wrong = bool((wrong | missing).any())
-    where = f"{table.place}, column '{name}'"
-    cell = table.frame[name].iloc[wrong.argmax()]
-    if wrong.any() and (wrong | missing).all():
-        kind, advice = _explain_no_numbers(name, cell)
-        first = table.describe_first(wrong).partition("first ")[2]
-        sentence = f"{where} contains {kind}, such as {_show(cell)} {first}; {advice}."
-        refusals.add(sentence, f"{name} {kind}", table.source)
-        return values, is_wrong
-    if wrong.any():
-        refusals.add(
-            f"{where} contains {_show(cell)} {table.describe_first(wrong)}; every cell of an input "
-            f"must be a number of at most {MAX_NUMBER:g}."
-        )
-    if missing.any():
-        refusals.add(
-            f"{where} is empty {table.describe_first(missing)}; fill these cells or leave the rows "
-            "out."
-        )
-    return values, is_wrong
-
-
-def _explain_no_numbers(name: str, cell: Any) -> tuple[str, str]:
-    """Return what a column without a single number contains, by one of its cells, and advice."""
-    leave_out = "leave it out by naming the columns that are inputs (--channels)"
-    if _is_too_large(cell):
-        return f"numbers beyond {MAX_NUMBER:g}", "divide them by a constant"
-    if isinstance(cell, np.ndarray | list | tuple | dict):
-        return "lists", f"write each number into a column of its own, or {leave_out}"
-    if re.fullmatch(r"-?[0-9]+,[0-9]+", str(cell).strip()):
-        return "numbers with a decimal comma", "write them with a point"
-    if not np.isnan(_parse_times(pd.Series([cell]))[0]):
-        order = f"if they give the order of rows, use them for it (--time {shlex.quote(name)})"
-        return "dates", f"{order}, or {leave_out}"
-    return "values that are not numbers", leave_out
-
-
-def _is_too_large(cell: Any) -> bool:
-    """Whether a cell is a number that float32 cannot compute with, such as 1e308 or inf."""
-    try:
-        return abs(float(cell)) > MAX_NUMBER
-    except (TypeError, ValueError):
-        return False
-
-
-def _has_lists(table: InputTable, name: str, refusals: Refusals) -> bool:
-    """Report a column of labels or clients whose cells are lists, as files of parquet may have."""
-    column = table.frame[name]
-    if column.dtype.kind != "O":
-        return False
-    is_list = column.map(lambda cell: isinstance(cell, np.ndarray | list | tuple | dict)).to_numpy()
-    if not is_list.any():
-        return False
-    refusals.add(
-        f"{table.place}, column '{name}' contains the list {_show(column.iloc[is_list.argmax()])} "
-        f"{table.describe_first(is_list)}; every cell must be one text or number."
-    )
-    return True
-
-
-def _read_target(table: InputTable, label: str, refusals: Refusals) -> Array:
-    """Read the targets of a table: numbers if all cells are numbers, else texts."""
-    column = table.frame[label]
-    _has_lists(table, label, refusals)
-    code, cells = _factorize(column)
-    texts: Array = cells.str.strip().to_numpy(object)[code]
-    if column.dtype.kind == "b":
-        return texts
-    values, missing, wrong = parse_numbers(column)
-    if missing.any():
-        cell = _show(column.iloc[missing.argmax()])
-        advice = "fill these cells or leave the rows out"
-        if cell != "''":
-            # In some data sets a class is called null or none.
-            advice = f"{cell} counts as an empty cell; rename it if it is a class"
-        where = f"{table.place}, column '{label}'"
-        refusals.add(f"{where} has no label {table.describe_first(missing)}; {advice}.")
-    is_too_large = wrong & (np.abs(values) > MAX_NUMBER)
-    if is_too_large.any() and is_numbers(values[~missing & ~wrong]):
-        # Of numbers to predict; whole numbers may be the names of classes, however large.
-        cell = _show(column.iloc[is_too_large.argmax()])
-        refusals.add(
-            f"{table.place}, column '{label}' contains {cell} {table.describe_first(is_too_large)};"
-            f" numbers to predict must be at most {MAX_NUMBER:g}."
-        )
-    # Larger whole numbers are not exact as floats: then the texts are the classes.
-    known = values[~missing]
-    are_exact = bool((np.abs(known) < MAX_EXACT).all())
-    if not wrong.any() and (are_exact or is_numbers(known)):
-        return values
-    return texts
-
-
-def _read_clients(table: InputTable, name: str, refusals: Refusals) -> pd.Series:
-    """Read the names of the clients: 7 and 7.0 are the same."""
-    column = table.frame[name]
-    _has_lists(table, name, refusals)
-    if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
-        column = column.astype("Int64")
-    _, missing, _ = parse_numbers(column)
-    if missing.any():
-        refusals.add(
-            f"{table.place}, column '{name}' has no client {table.describe_first(missing)}; fill "
-            "these cells or leave the rows out."
-        )
-    code, cells = _factorize(column)
-    # A line break in a name would break printed tables.
-    return cells.str.split().str.join(" ").astype(object)[code]
-
-
-def _read_clock(table: InputTable, name: str, refusals: Refusals) -> Floats:
-    """Read a column of times: numbers, or dates such as 2024-05-17T10:00:00."""
-    column = table.frame[name]
-    values, missing, wrong = parse_numbers(column)
-    bad = missing | wrong
-    if wrong.any():
-        seconds = _parse_times(column)
-        # Whichever reads more cells tells what the column was meant to be.
-        if np.isnan(seconds).sum() < bad.sum():
-            values = seconds
-            bad = np.isnan(seconds)
-    if bad.any():
-        cell = _show(column.iloc[bad.argmax()])
-        refusals.add(
-            f"{table.place}, column '{name}' contains {cell} or similar "
-            f"{table.describe_first(bad)}; times are numbers of at most {MAX_NUMBER:g}, or dates "
-            "such as 2024-05-17T10:00:00."
-        )
-    return values
-
-
-def _parse_times(column: pd.Series) -> Floats:
-    """Read dates as seconds, NaN if a cell is not a date."""
-    if column.dtype.kind != "M":
-        column = column.astype(str)
-    dates = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
-    seconds = (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
-    return np.asarray(seconds, dtype=np.float64)
+        return replace(recordings, signal=signal)
+    if is_empty.all():
+        refusals.add(f"{recordings.describe(0)} has an empty cell in every row.")
+    # A window must not cross rows that are left out.
+    piece = number_runs(rows["piece"].to_numpy(), np.cumsum(is_empty))
+    return replace(recordings, rows=rows.assign(piece=piece)).take(~is_empty)
 
 
 def number_pieces(clock: Floats, recording: Ints) -> Ints:
@@ -449,17 +303,57 @@ def number_pieces(clock: Floats, recording: Ints) -> Ints:
 # ---- all tables together -------------------------------------------------------------------------
 
 
-def _join(parts: Sequence[_Recordings]) -> _Recordings:
+def _join(parts: Sequence[Recordings]) -> Recordings:
     """Join the recordings of all tables."""
     rows = pd.concat([part.rows for part in parts], keys=range(len(parts)), names=["table", None])
     # A table numbers its recordings from 0.
     tables = rows.index.get_level_values("table").to_numpy()
     rows["recording"] = number_runs(tables, rows["recording"].to_numpy())
     signal = np.concatenate([part.signal for part in parts])
-    return _Recordings(signal, np.concatenate([part.target for part in parts]), rows)
+    empty: dict[str, int] = {}
+    for part in parts:
+        empty.update(part.empty)
+    target = np.concatenate([part.target for part in parts])
+    return Recordings(signal, target, rows.reset_index(drop=True), empty)
 
 
-def _find_mixed_targets(parts: Sequence[_Recordings], label: str, refusals: Refusals) -> None:
+def _bring_to_rate(
+    recordings: Recordings, options: OwnDataOptions
+) -> tuple[Recordings, tuple[str, ...]]:
+    """Resample recordings if a rate is given; return notes on their rates too."""
+    if options.clock is None:
+        return recordings, ()
+    rows = recordings.rows
+    rates = recorded_rates(rows["clock"].to_numpy(), rows["recording"].to_numpy())
+    names = rows.groupby("recording")["source" if options.client is None else "client"].first()
+    known = [(str(names[number]), rate) for number, rate in rates.dropna().items()]
+    groups = list_rates(known)
+    notes = note_rates(groups, options.rate, options.window)
+    if options.rate is None or not groups:
+        return recordings, notes
+    check_rates(groups, options.rate, options.clock, options.unit)
+    made = resample(
+        recordings.signal,
+        rows["clock"].to_numpy(),
+        number_runs(rows["recording"].to_numpy(), rows["piece"].to_numpy()),
+        # A recording of a single moment has no rate and stays as it is.
+        rates[rows["recording"]].fillna(options.rate).to_numpy(),
+        options.rate,
+    )
+    taken = recordings.take(made.nearest)
+    taken = replace(taken, signal=made.signal, rows=taken.rows.assign(clock=made.clock))
+    return taken, notes
+
+
+def _note_empty(
+    recordings: Recordings, tables: Sequence[InputTable], options: OwnDataOptions
+) -> tuple[str, ...]:
+    if options.fill is None:
+        return ()
+    return note_empty(recordings.empty, sum(len(table.frame) for table in tables), options.fill)
+
+
+def _find_mixed_targets(parts: Sequence[Recordings], label: str, refusals: Refusals) -> None:
     """Report a table whose labels are numbers if those of another are texts."""
     places = {part.target.dtype.kind: part.describe(0) for part in reversed(parts)}
     if len(places) > 1:
@@ -469,7 +363,7 @@ def _find_mixed_targets(parts: Sequence[_Recordings], label: str, refusals: Refu
         )
 
 
-def _find_clocks(recordings: _Recordings, channels: Sequence[str], refusals: Refusals) -> None:
+def _find_clocks(recordings: Recordings, channels: Sequence[str], refusals: Refusals) -> None:
     """Report columns that grow with every row: a network would learn when, not what."""
     number = recordings.rows["recording"].to_numpy()
     if np.bincount(number).max() < MIN_CLOCK_ROWS:
@@ -487,12 +381,7 @@ def _find_clocks(recordings: _Recordings, channels: Sequence[str], refusals: Ref
         )
 
 
-def is_numbers(target: Array) -> bool:
-    """Whether targets are numbers to predict, not classes: floats, and not all whole."""
-    return target.dtype.kind == "f" and not bool((target == np.round(target)).all())
-
-
-def _number_stretches(recordings: _Recordings) -> Ints:
+def _number_stretches(recordings: Recordings) -> Ints:
     """Number the stretches of rows in which nothing changes that a window must not cross."""
     columns = [recordings.rows[name].to_numpy() for name in ("recording", "piece")]
     # Numbers to predict change all the time; a window has the number of its last row.
@@ -501,7 +390,7 @@ def _number_stretches(recordings: _Recordings) -> Ints:
     return number_runs(*columns)
 
 
-def _find_short_clients(recordings: _Recordings, window: int, refusals: Refusals) -> None:
+def _find_short_clients(recordings: Recordings, window: int, refusals: Refusals) -> None:
     """Report clients without a stretch that is as long as a window."""
     what = "without a gap" if is_numbers(recordings.target) else "of one label"
     rows = recordings.rows.assign(stretch=_number_stretches(recordings))
@@ -518,7 +407,7 @@ def _find_short_clients(recordings: _Recordings, window: int, refusals: Refusals
 
 
 def _build_dataset(
-    recordings: _Recordings,
+    recordings: Recordings,
     options: OwnDataOptions,
     channels: tuple[str, ...],
     notes: Sequence[str],
@@ -551,10 +440,11 @@ def _build_dataset(
         refusal="rows without window are single examples",
         names=names,
         channels=channels,
+        rate=options.rate,
     )
     stretch = _number_stretches(recordings)
     if options.window is None:
-        return replace(dataset, notes=(*dataset.notes, *_note_recorded(stretch)))
+        return replace(dataset, notes=(*dataset.notes, *_note_recorded(recordings, stretch)))
     return _cut_windows(dataset, stretch, options.window, options.step)
 
 
@@ -603,13 +493,28 @@ def _note_similar_classes(classes: Sequence[str]) -> tuple[str, ...]:
     return (f"classes that differ only in case or spaces are different classes: {listed}",)
 
 
-def _note_recorded(stretch: Ints) -> tuple[str, ...]:
+def _note_recorded(recordings: Recordings, stretch: Ints) -> tuple[str, ...]:
     """Note rows without windows that seem to follow each other in time."""
+    if is_numbers(recordings.target):
+        # They have no classes, and equal numbers are no sign of a recording.
+        return ()
     average = len(stretch) / (int(stretch.max()) + 1)
-    if average < RECORDED_ROWS:
+    expected = _count_shuffled_runs(recordings.rows["client"], recordings.target)
+    if average < RECORDED_ROWS or stretch.max() + 1 > expected / 2:
         return ()
     return (
         f"rows of one label come {average:.0f} in a row, as in a recording, and each row is an "
         "example: neighbouring rows may be on both sides of the split; cut windows with window and "
         "stride",
     )
+
+
+def _count_shuffled_runs(client: pd.Series, target: Array) -> float:
+    """Return how many runs of one label to expect if each client's rows were in random order.
+
+    Two neighbours have the same label with the probability that two of the client's rows have.
+    """
+    counts = pd.DataFrame({"client": client, "label": target}).value_counts(["client", "label"])
+    rows = counts.groupby("client").sum()
+    same = (counts * (counts - 1)).groupby("client").sum() / rows
+    return float((rows - same).sum())

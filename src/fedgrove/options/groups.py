@@ -149,7 +149,29 @@ class DataOptions:
         without="all other columns",
         checked_as=Any,
     )
-    time: str | None = option(None, "Your own data: the column to sort recordings by.", "COLUMN")
+    time: str | None = option(
+        None,
+        "Your own data: the column to sort recordings by; with its unit, as in t:ms, if it is not "
+        "in seconds.",
+        "COLUMN[:UNIT]",
+    )
+    rate: float | None = option(
+        None,
+        "Your own data: resample all recordings to N rows per second; needs the column of times.",
+        "N",
+        without="rows as they were recorded",
+        allowed="above 0",
+        check=lambda rate: 0 < rate < math.inf,
+    )
+    fill: str | None = option(
+        None,
+        "Your own data: what empty cells of inputs become: mean, zero or previous; drop leaves out "
+        "rows with empty cells.",
+        "KIND",
+        without="empty cells are an error",
+        allowed="mean, zero, previous or drop",
+        check=lambda fill: fill in ("mean", "zero", "previous", "drop"),
+    )
 
 
 @option_group

@@ -114,6 +114,50 @@ class Result:
         module = self._module(about)
         return client_model(about, number, self.folder.tree(files[number]), module)
 
+    def predict(
+        self,
+        path: str | Path,
+        client: int | str | None = None,
+        *,
+        stride: int | None = None,
+        time: str | None = None,
+        fill: str | None = None,
+    ) -> Any:
+        """Predict each window of a recording with a client's model; return a DataFrame.
+
+        Its rows have the line of the file and the time at which a window starts, what is predicted,
+        and for classes its probability. The recording is read as the data of the run were: sorted
+        by time, filled, and resampled to the rate of the run.
+
+        Args:
+            path: A table (.csv, also compressed; .parquet); the column of the label may be missing.
+            client: The client whose model predicts, by name or number; by default :meth:`model`.
+            stride: Rows from one window to the next; by default as in the run.
+            time: The column to sort rows by; by default as in the run.
+            fill: What empty cells become; by default as in the run.
+
+        Raises:
+            InputError: The run has no such model, or the recording does not fit it.
+        """
+        from .predictions import predict_recording
+
+        model = self.model(client)
+        given = {"stride": stride, "time": time, "fill": fill}
+        options: dict[str, Any] = {}
+        for name in ("label", "client", *given):
+            value = given.get(name)
+            # Without a window, rows are predicted one by one.
+            is_left_out = name == "stride" and model.preparation.window is None
+            if value is None and not is_left_out:
+                value = self.folder.options.get(name)
+            options[name] = value
+        owner = None
+        if client is not None:
+            about = self._about()
+            names = {int(k): str(entry["name"]) for k, entry in about["clients"].items()}
+            owner = names[client_number(client, names, str(self.folder.path))]
+        return predict_recording(model, path, options, owner)
+
     def _about(self) -> dict[str, Any]:
         if self.summary.get("prediction") == "own":
             raise InputError(
