@@ -373,3 +373,44 @@ def test_numbers_that_are_accepted_are_told_apart_in_float32(mean, exponent):
         parts += [client.train.y, client.validation.y, client.test.y]
     stored = torch.cat(parts).double().flatten().sort().values.numpy()
     assert np.abs(stored - y).max() <= 0.02 * y.std()
+
+
+# ---- few training examples -----------------------------------------------------------------------
+
+
+def test_at_most_n_training_examples_and_the_same_test_part():
+    whole = data.load("digits", clients=4, seed=3)
+    few = data.load("digits", clients=4, seed=3, train_examples=20)
+    assert few.train_examples == 20
+    for k in range(4):
+        train = few.client(k).train
+        assert len(train) == few.client(k).info.examples == min(20, len(whole.client(k).train))
+        assert torch.equal(few.client(k).test.y, whole.client(k).test.y)
+        # Classes keep their shares, up to rounding.
+        counts = torch.bincount(whole.client(k).train.y, minlength=10)
+        expected = counts * len(train) / counts.sum()
+        assert (torch.bincount(train.y, minlength=10) - expected).abs().max() < 1
+
+
+def test_inputs_are_scaled_by_the_examples_that_are_left():
+    few = data.load("motion", clients=3, train_examples=10)
+    x = few.client(0).train.x
+    assert x.shape[0] == 10
+    assert float(x.mean((0, 2)).abs().max()) < 1e-5
+
+
+def test_a_limit_applies_to_made_and_mixed_clients_too():
+    crowd = data.load("crowd", clients=5, train_examples=7)
+    assert [len(crowd.client(k).train) for k in range(5)] == [7] * 5
+    assert crowd.infos[0].examples == 7
+    both = data.load("motion+motion-forecast", clients=4, train_examples=6)
+    assert [len(both.client(k).train) for k in range(4)] == [6] * 4
+    assert both.train_examples == 6
+    x, y = np.zeros((40, 3), np.float32), np.arange(40) % 2
+    own = data.from_arrays(x, y, np.arange(40) % 2, train_examples=4)
+    assert torch.bincount(own.client(0).train.y).tolist() == [4]
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(InputError, match="train_examples is 0; it must be above 0"):
+        data.load("digits", train_examples=0)

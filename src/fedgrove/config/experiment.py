@@ -123,6 +123,7 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
             scenario=federation.scenario,
             split=federation.split,
             validation=federation.validation,
+            train_examples=federation.train_examples,
             rounds=run.rounds,
             cohort=run.cohort,
         )

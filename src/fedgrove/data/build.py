@@ -44,10 +44,13 @@ class Choices:
     devices: Devices = Devices()
     standardise: bool = True
     seed: int = 0
+    train_examples: int | None = None
 
     def __post_init__(self) -> None:
         if self.clients is not None:
             check(self.clients > 0, "clients", self.clients, "above 0")
+        if self.train_examples is not None:
+            check(self.train_examples > 0, "train_examples", self.train_examples, "above 0")
         if self.split is not None and self.split not in splits.SPLITS:
             raise unknown("split", str(self.split), splits.SPLITS)
         splits.check_validation(self.validation)
@@ -105,6 +108,10 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     all_parts = splits.split(dataset, owned, kind, choices.seed, choices.validation)
     for rows, part in zip(owned, all_parts, strict=True):
         client_name = _find_name(dataset, choices, rows)
+        if choices.train_examples is not None:
+            # A stream of its own: the test part does not depend on it.
+            rng = numpy_rng(choices.seed, "train examples", len(parts) + len(left_out))
+            part = splits.limit_train(dataset.y, part, choices.train_examples, rng)
         if len(part.train) and len(part.test):
             parts.append(part)
             names.append(client_name)
@@ -150,6 +157,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         scenario=choices.scenario or "none",
         split=kind,
         validation=choices.validation,
+        train_examples=choices.train_examples,
         trace=devices.numbered_trace,
         files=devices.files,
         problem=_find_problem(dataset, parts, choices.standardise),

@@ -353,6 +353,7 @@ class Federation:
         scenario: What was changed at some clients.
         split: How the test part was held out.
         validation: The share of the remaining examples that was held out for validation.
+        train_examples: The maximum number of training examples of a client; None for all.
         problem: What the targets are.
         trace: How the bandwidths of clients really change. The bandwidth of a client without a
             trace stays as in ``infos``. What the server knows about it: :meth:`infos_at`.
@@ -376,6 +377,7 @@ class Federation:
     scenario: str = "none"
     split: str = "random"
     validation: float = VALIDATION
+    train_examples: int | None = None
     problem: AnyProblem = CLASSES
     trace: BandwidthTraces | None = None
     files: Mapping[str, str] = field(default_factory=dict)

@@ -53,6 +53,7 @@ def load(
     scenario: str | None = None,
     split: str | None = None,
     validation: float = VALIDATION,
+    train_examples: int | None = None,
     clients: int | None = None,
     profile: str | None = None,
     trace: str | None = None,
@@ -89,6 +90,8 @@ def load(
         split: How the test part is held out: "random", "blocks" or "official".
         validation: The share held out for validation, of the examples outside the test part; 0 for
             none.
+        train_examples: The maximum number of training examples of a client, drawn from the seed so
+            that classes keep their shares; by default all that are not held out.
         clients: The number of clients.
         profile: The name of a device profile, or a file of devices (:mod:`fedgrove.data.devices`).
         trace: A file of bandwidths over time.
@@ -124,10 +127,13 @@ def load(
             clients=clients,
             seed=seed,
             validation=validation,
+            train_examples=train_examples,
             standardise=standardise,
             data_dir=data_dir,
         )
-    choices = Choices(partition, scenario, split, validation, clients, devices, standardise, seed)
+    choices = Choices(
+        partition, scenario, split, validation, clients, devices, standardise, seed, train_examples
+    )
     if not isinstance(data, str) or (data not in SETS and is_path(data)):
         # Imported here because pandas takes half a second, and named sets do not need it.
         from .readers import read_own_data
@@ -247,6 +253,7 @@ def from_arrays(
     scenario: str | None = None,
     split: str | None = None,
     validation: float = VALIDATION,
+    train_examples: int | None = None,
     clients: int | None = None,
     profile: str | None = None,
     trace: str | None = None,
@@ -278,6 +285,8 @@ def from_arrays(
     """
     options = OwnDataOptions(window=window, stride=stride, channels=channels)
     devices = read_devices(profile, trace)
-    choices = Choices(partition, scenario, split, validation, clients, devices, standardise, seed)
+    choices = Choices(
+        partition, scenario, split, validation, clients, devices, standardise, seed, train_examples
+    )
     arrays = ArrayData(np.asarray(x), np.asarray(y), client, block, name)
     return _build_own(name, make_dataset(arrays, options), choices)

@@ -97,6 +97,7 @@ def mix(
         scenario=_join_options(federations, "scenario"),
         split=_join_options(federations, "split"),
         validation=first.validation,
+        train_examples=first.train_examples,
         problem=MixedProblem(tasks),
         trace=trace or None,
         names=names if names_are_unique else {},

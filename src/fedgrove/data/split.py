@@ -6,7 +6,7 @@ By single rows, by whole blocks, or with the test part that the set was publishe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -86,6 +86,22 @@ def split(
         train = _drop_overlaps(dataset, np.setdiff1d(rest, held_out), all_validations)
         splits.append(SplitRows(train, np.sort(held_out), np.sort(test)))
     return splits
+
+
+def limit_train(y: Ints, part: SplitRows, most: int, rng: np.random.Generator) -> SplitRows:
+    """Draw at most ``most`` training rows of a client; classes keep their shares.
+
+    >>> y = np.array([0] * 8 + [1] * 4)
+    >>> part = SplitRows(np.arange(12), np.zeros(0, int), np.zeros(0, int))
+    >>> y[limit_train(y, part, 3, np.random.default_rng(0)).train].tolist()
+    [0, 0, 1]
+    """
+    rows = part.train
+    if len(rows) <= most:
+        return part
+    quota = divide_by_class(_count_labels(y, rows), most / len(rows), 0, rng)
+    drawn = _take_first(y, rng.permutation(rows), quota)
+    return replace(part, train=np.sort(drawn))
 
 
 def _join(parts: Sequence[Ints]) -> Ints:

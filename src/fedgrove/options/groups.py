@@ -214,6 +214,13 @@ class SplitOptions:
     clients: int | None = option(
         None, "Number of clients.", "K", without="depends on the data set", **AT_LEAST_ONE
     )
+    train_examples: int | None = option(
+        None,
+        "Maximum number of training examples of a client, drawn from the seed.",
+        "N",
+        without="all that are not test data",
+        **AT_LEAST_ONE,
+    )
     standardise: bool = option(
         True,
         "Do not standardise each client's channels.",

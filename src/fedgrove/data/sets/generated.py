@@ -256,7 +256,7 @@ def crowd_federation(choices: Choices, defaults: Defaults) -> Federation:
     assert choices.clients is not None
     devices = choices.devices.number_clients({})
     devices.check_clients(choices.clients)
-    make = CrowdClient(choices.seed, choices.validation, devices)
+    make = CrowdClient(choices.seed, choices.validation, devices, choices.train_examples)
     return Federation(
         "crowd",
         LazyClients(make, choices.clients, make.info),
@@ -266,6 +266,7 @@ def crowd_federation(choices: Choices, defaults: Defaults) -> Federation:
         defaults=defaults,
         notes=GENERATED,
         validation=choices.validation,
+        train_examples=choices.train_examples,
         trace=devices.numbered_trace,
         files=devices.files,
     )
@@ -283,6 +284,7 @@ class CrowdClient:
     seed: int
     validation: float
     devices: Devices
+    train_examples: int | None = None
 
     def __call__(self, k: int) -> ClientData:
         """Return the client's examples."""
@@ -295,8 +297,9 @@ class CrowdClient:
         y = torch.from_numpy((pattern + k % CROWD_KINDS) % CROWD_CLASSES)
         # The examples are in random order, so that the first rows are as good a test part as any.
         held_out = test + validation
+        end = held_out + self.info(k).examples
         return ClientData(
-            train=Examples(x[held_out:], y[held_out:]),
+            train=Examples(x[held_out:end], y[held_out:end]),
             validation=Examples(x[test:held_out], y[test:held_out]),
             test=Examples(x[:test], y[:test]),
             info=self.info(k),
@@ -305,7 +308,10 @@ class CrowdClient:
     def info(self, k: int) -> ClientInfo:
         """Return what the server knows about a client of the set crowd, without its examples."""
         examples, test, validation = self._sizes(k)
-        return self.devices.info(examples - test - validation, k, self.seed)
+        train = examples - test - validation
+        if self.train_examples is not None:
+            train = min(train, self.train_examples)
+        return self.devices.info(train, k, self.seed)
 
     def _sizes(self, k: int) -> tuple[int, int, int]:
         """Return the number of examples in all, in the test part and in the validation part."""
