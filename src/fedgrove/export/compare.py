@@ -16,7 +16,7 @@ from ..runs.folder import RunFolder
 from ..runs.result import Result
 from .figures import Row
 from .formats import FORMATS, ExportRequest, missing_packages, parse_file_size
-from .make import CHANNEL_METHODS, Draft, Subject, make_draft, open_subject, round_up
+from .make import CHANNEL_METHODS, ExportDraft, Subject, make_draft, open_subject, round_up
 from .source import Source, opened
 
 
@@ -114,7 +114,7 @@ class FormatComparison:
     """What was written of a client in several formats, before any file is kept."""
 
     subject: Subject
-    drafts: Mapping[str, Draft]
+    drafts: Mapping[str, ExportDraft]
     failures: Mapping[tuple[str, str], str]
     """Why there is no file, by format and version."""
     most: float | None = None
@@ -139,7 +139,7 @@ class FormatComparison:
                 raise unknown("format", to, FORMATS)
         most = parse_file_size(size)
         subject = open_subject(source, client, standardised, align)
-        drafts: dict[str, Draft] = {}
+        drafts: dict[str, ExportDraft] = {}
         failures: dict[tuple[str, str], str] = {}
         for to in formats:
             # A format that fails in int8 may do in float.
@@ -189,7 +189,7 @@ class FormatComparison:
         kept = {name for draft in drafts for name in draft.contents}
         return self.rows(kept)
 
-    def _kept(self, to: str, draft: Draft) -> Draft:
+    def _kept(self, to: str, draft: ExportDraft) -> ExportDraft:
         if self.best is None:
             return draft
         return draft.only(self.best[1]) if to == self.best[0] else replace(draft, contents={})
@@ -221,7 +221,7 @@ class FormatComparison:
         return _relative(rows)
 
     def _measured(
-        self, plain: FormatRow, draft: Draft, kept: frozenset[str] | set[str]
+        self, plain: FormatRow, draft: ExportDraft, kept: frozenset[str] | set[str]
     ) -> list[FormatRow]:
         rows = []
         for row in _versions(draft):
@@ -244,7 +244,7 @@ class FormatComparison:
         return rows
 
 
-def _versions(draft: Draft) -> list[Row]:
+def _versions(draft: ExportDraft) -> list[Row]:
     """The versions of which there are files; dense is there only to be compared with."""
     return [row for row in draft.exported.rows if row.version != "dense"]
 

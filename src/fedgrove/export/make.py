@@ -139,7 +139,7 @@ def export_client(
 
 
 @dataclass(frozen=True)
-class Draft:
+class ExportDraft:
     """Files of one client in one format that were checked and measured, and are not kept yet."""
 
     subject: Subject
@@ -148,7 +148,7 @@ class Draft:
     contents: Mapping[str, bytes]
     """By name; the card comes last."""
 
-    def only(self, *versions: str) -> Draft:
+    def only(self, *versions: str) -> ExportDraft:
         """Return the draft with the files of these versions, and a card that describes them."""
         rows = []
         for row in self.exported.rows:
@@ -160,7 +160,7 @@ class Draft:
         contents[exported.card] = text.encode()
         return replace(self, exported=exported, contents=contents)
 
-    def within(self, most: float) -> Draft:
+    def within(self, most: float) -> ExportDraft:
         """Return the draft with the files of at most ``most`` bytes; refuse if there is none."""
         files = [row for row in self.exported.rows if row.file]
         fitting = [row.version for row in files if row.bytes <= most]
@@ -199,15 +199,18 @@ class Draft:
         return self.exported
 
 
-def make_draft(subject: Subject, options: ExportRequest, out: str | Path | None) -> Draft:
+def make_draft(subject: Subject, options: ExportRequest, out: str | Path | None) -> ExportDraft:
     """Write a client's files into a folder that is removed again, check and measure them."""
     source = subject.source
+    client = subject.client
+    count = len(source.data(client).test)
+    check(count > 0, f"the test data of client {client}", count, "1 example or more to check with")
     folder = source.folder.path / "export" if out is None else Path(out)
     with tempfile.TemporaryDirectory() as scratch:
         exported = replace(_write_and_measure(subject, options, Path(scratch)), folder=folder)
         names = [row.file for row in exported.rows if row.file]
         contents = {name: (Path(scratch) / name).read_bytes() for name in names}
-    draft = Draft(subject, options, exported, contents)
+    draft = ExportDraft(subject, options, exported, contents)
     if options.most_bytes is None:
         return draft.only("shrunk", "int8")
     return draft.within(options.most_bytes)
@@ -276,13 +279,10 @@ def open_subject(source: Source, client: int, standardised: bool, align: int) ->
     """Return what is exported of a client, in any format.
 
     Raises:
-        InputError: The client has no test data, or its model does not fit the network.
+        InputError: The client's model does not fit the network.
     """
     tree = source.tree(client)
     data = source.data(client)
-    can_check = len(data.test) > 0
-    allowed = "1 example or more to check with"
-    check(can_check, f"the test data of client {client}", 0, allowed)
     small_net, small_tree = shrunk(source.net, tree, align)
     own = IDENTITY
     if source.takes_raw(client) and not standardised:
@@ -300,7 +300,7 @@ def _write_and_measure(subject: Subject, options: ExportRequest, scratch: Path) 
     """Write the files into ``scratch``, check them against torch and measure them."""
     source = subject.source
     names = options.names(source.file_stem(subject.client))
-    with _exporter_errors(options, source.net):
+    with exporter_errors(options, source.net):
         paths, int8_shares = write_versions(subject, options, scratch)
         predicts = {version: options.format.load(path) for version, path in paths.items()}
         difference, allowed, torch_score = _compared(predicts["shrunk"], subject)
@@ -379,7 +379,7 @@ def write_versions(
 
 
 @contextmanager
-def _exporter_errors(options: ExportRequest, net: Net) -> Iterator[None]:
+def exporter_errors(options: ExportRequest, net: Net) -> Iterator[None]:
     """Turn whatever a format raises for a module it cannot handle into one readable error."""
     try:
         yield
