@@ -533,10 +533,3 @@ def test_problem_loss_is_cross_entropy_for_classes(tmp_path: Path) -> None:
         )
         models.append(tensors(play(run, Serial())))
     assert trees.identical(*models)
-
-
-def test_export_of_numbers_is_refused(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"clients": 3, "rounds": 1, "engine": "serial", "progress": False}
-    result = fg.run("fedavg", data="rooms", out=tmp_path / "run", **words)
-    with pytest.raises(InputError, match="the targets of rooms are numbers"):
-        fg.export_model(result, client=0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from tests.export.made import with_onnx
 
 import fedgrove as fg
 from fedgrove import data, methods
@@ -142,3 +144,22 @@ def test_metrics_that_have_no_mean() -> None:
 
 def test_sizes() -> None:
     assert [size(n) for n in (999, 1000, 8e6, 1.25e9)] == ["999 B", "1 kB", "8 MB", "1.25 GB"]
+
+
+@with_onnx
+def test_a_size_leaves_out_who_removes_no_channels() -> None:
+    """The file of digits' net takes about 15 kB in int8: 8,970 weights, and the graph."""
+    names, left_out = tried(size="12kB", names=["fedavg", "ca-afp", "grove", "fedlps"])
+    # Whether the others get smaller, only a trial shows.
+    assert names == ["grove", "fedlps"]
+    for name in ("fedavg", "ca-afp"):
+        assert re.fullmatch(
+            r"the exported file of the whole net takes 1\d\.\d kB in int8; the size is 12kB, and "
+            r"it removes no channels\.",
+            left_out[name],
+        )
+    assert tried(size="20kB", names=["fedavg"])[0] == ["fedavg"]
+    with pytest.raises(InputError, match=r"size is '12'; it must be the most bytes of a file"):
+        planned(size="12")
+    with pytest.raises(InputError, match=r"none of the methods fits\. .* a larger size"):
+        planned(size="12kB", methods=["fedavg"])

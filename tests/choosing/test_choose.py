@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.export.made import with_onnx
 
 import fedgrove as fg
 from fedgrove.choosing import choose as choosing
@@ -25,7 +26,7 @@ from fedgrove.choosing.choice_report import (
 from fedgrove.choosing.choose import Choice
 from fedgrove.choosing.decision import Trial, select_promising
 from fedgrove.cli import main
-from fedgrove.errors import InputError
+from fedgrove.errors import EngineError, InputError
 from fedgrove.report.tables import Scores
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.scoring import spread
@@ -306,6 +307,7 @@ def test_what_the_sentence_says() -> None:
     class Asked:
         rounds = 40
         budget = 8e6
+        file = None
 
     asked: Any = Asked()
     far = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.6, 3e6)], Scores())
@@ -359,3 +361,31 @@ def test_commands_are_quoted() -> None:
         "fedgrove.run('grove', data='my data.csv', net=..., rounds=5, finetune=[3], "
         "engine='pool', timeout=3.0, data_dir='my sets', set=['budget=900B'])"
     )
+
+
+# ---- a size --------------------------------------------------------------------------------------
+
+
+@with_onnx
+def test_methods_whose_files_are_too_large_are_left_out(tmp_path: Path) -> None:
+    """All devices are small, so heterofl's models are narrow; a method is not by its name."""
+    profile = tmp_path / "devices.csv"
+    rows = [f"{k},5,5,10,60000" for k in range(3)]
+    profile.write_text("\n".join(["client,up,down,speed,memory", *rows]))
+    words = {**TINY, "methods": ["heterofl", "fedlps"], "seeds": 1, "profile": str(profile)}
+    words |= {"rounds": 2, "finetune": (0,)}
+    found = fg.choose(**words, size="12kB", out=tmp_path / "choice")
+    assert found.pick == "heterofl"
+    assert "fits into an ONNX file of 12kB" in found.found["sentence"]
+    assert set(found.left_out) <= {"fedlps"}
+    # The file that is promised can really be had, of every client.
+    run = tmp_path / "choice" / "first" / "heterofl-s0"
+    for client in range(3):
+        assert fg.export_model(run, client=client, size="12kB").file
+    # Without small devices its models are whole, which the trial shows.
+    del words["profile"]
+    with pytest.raises(EngineError, match=r"heterofl: by its trial, the largest exported file"):
+        fg.choose(**{**words, "methods": ["heterofl"]}, size="12kB", out=tmp_path / "whole")
+    # The folder remembers the size.
+    with pytest.raises(InputError, match="contains a different choice"):
+        fg.choose(**{**words, "methods": ["heterofl"]}, size="13kB", out=tmp_path / "whole")

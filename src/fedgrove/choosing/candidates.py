@@ -49,17 +49,19 @@ class Candidate:
     fitting: str | None = None
     """The setting with which small devices train smaller models, "" if they do anyway; None: all
     train the whole net."""
+    keeps_width: bool = False
+    """Whether its models never lose a channel, so that their files are of one size."""
 
 
 CANDIDATES = (
-    Candidate("local", "every client alone: the baseline to beat"),
-    Candidate("fedavg", "one model for all"),
-    Candidate("ditto", "a personal model in addition to one for all"),
-    Candidate("fedchar", "a personal model in addition to its group's"),
-    Candidate("fedbn", "one model, norm layers kept on the client", (NORMS,)),
-    Candidate("stc", "one model, sparse messages in both directions"),
-    Candidate("ca-afp", "a sparse model for each group"),
-    Candidate("adfedwcp", "personal models, sent as few values per layer"),
+    Candidate("local", "every client alone: the baseline to beat", keeps_width=True),
+    Candidate("fedavg", "one model for all", keeps_width=True),
+    Candidate("ditto", "a personal model in addition to one for all", keeps_width=True),
+    Candidate("fedchar", "a personal model in addition to its group's", keeps_width=True),
+    Candidate("fedbn", "one model, norm layers kept on the client", (NORMS,), keeps_width=True),
+    Candidate("stc", "one model, sparse messages in both directions", keeps_width=True),
+    Candidate("ca-afp", "a sparse model for each group", keeps_width=True),
+    Candidate("adfedwcp", "personal models, sent as few values per layer", keeps_width=True),
     Candidate("fedlayerprune", "one sparse model for all"),
     Candidate("heterofl", "narrower models for smaller devices", (SMALL_DEVICES,), ""),
     Candidate("fedapta", "tasks are found, narrower models", (SMALL_DEVICES, TASKS), ""),
@@ -126,11 +128,13 @@ def fitting(
     common: Sequence[str],
     budget: float | None,
     federations: Federations,
+    too_large: str = "",
 ) -> tuple[list[Chosen], dict[str, str]]:
     """Return the candidate methods to try, and why each other one is left out.
 
-    ``names`` replace the list in this module; ``common`` are settings of all methods. An error that
-    every method would have is raised.
+    ``names`` replace the list in this module; ``common`` are settings of all methods;
+    ``too_large`` says that the file of the whole net is larger than it may be. An error that every
+    method would have is raised.
     """
     recipe = federations.recipe(base)
     known = {candidate.method: candidate for candidate in CANDIDATES}
@@ -148,6 +152,8 @@ def fitting(
         # A method that was named is tried even if it is made for something else.
         why = _why_useless(candidate, situation) if names is None else ""
         why = why or _why_too_large(candidate, situation)
+        if candidate.keeps_width:
+            why = why or too_large
         if not why:
             fit = Chosen(candidate.method)
             if candidate.fitting and situation.small:

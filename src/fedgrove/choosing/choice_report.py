@@ -120,6 +120,7 @@ def sentence(planned: ChoicePlan, final: Sequence[Trial], scores: Scores) -> str
         score=f"{scores.format(final[0].score, 1)}{scores.percent}",
         rounds=planned.rounds,
         budget=planned.budget,
+        file_size=None if planned.file is None else planned.file.size,
         lead=lead,
         gap=gap,
         cheaper=_find_cheaper(final),

@@ -40,6 +40,9 @@ from ..config.plan import plan
 from ..core import Engine
 from ..data import ClientData, Federation
 from ..errors import DamageError, EngineError, InputError, check
+from ..export.formats import ExportRequest
+from ..export.size import measure_dense_file, measure_largest_file
+from ..export.source import opened
 from ..nets import Net
 from ..options import ChooseOptions, ExperimentOptions
 from ..options.definition import takes
@@ -47,6 +50,7 @@ from ..options.groups import DataDirOption, EngineOptions, TrainingOptions
 from ..problems import MixedProblem
 from ..runs.files import cannot_write, fresh_name, parse_json, read_bytes, write_bytes
 from ..runs.result import Failure, Result
+from ..runs.run import Run
 from ..runs.schemas import ChoiceContent, check_content
 from ..trees import digest
 from . import choice_report
@@ -118,6 +122,11 @@ class ChoicePlan:
     federations: Federations
     net: Net
     clients: int
+    file: ExportRequest | None = None
+    """How models would be exported, with the most that a file may take; None: any size."""
+    is_file_checked: bool = False
+    """Whether the file of a trained model has to be measured: that of the whole net is too large,
+    and what a method removes shows in its trial."""
     running: Mapping[str, Any] = field(default_factory=dict)
     """The options given that do not change the outcome, such as ``engine``."""
 
@@ -209,12 +218,14 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
     base = replace(base, rounds=rounds)
     base_plan = plan(base, Path(), federations)
     _check_can_be_judged(base_plan.run, isinstance(options.data, Federation))
-    chosen, left_out = fitting(base, names, settings, wanted, federations)
+    file = None if options.size is None else ExportRequest(size=options.size)
+    too_large = _why_file_too_large(base_plan.run, base, file)
+    chosen, left_out = fitting(base, names, settings, wanted, federations, too_large)
     if not chosen:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise InputError(
-            f"none of the methods fits. {reasons} Give more budget, fewer rounds, a smaller net or "
-            "other methods."
+            f"none of the methods fits. {reasons} Give more budget, a larger size, fewer rounds, a "
+            "smaller net or other methods."
         )
     run_options = {"data": options.data, "finetune": options.finetune}
     run_options |= options.given_of(ExperimentOptions, TrainingOptions)
@@ -235,7 +246,22 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
         federations=federations,
         net=base_plan.run.net,
         clients=len(base_plan.run.infos),
+        file=file,
+        is_file_checked=bool(too_large),
         running=options.given_of(EngineOptions, DataDirOption),
+    )
+
+
+def _why_file_too_large(run: Run, base: Experiment, file: ExportRequest | None) -> str:
+    """Return why a method whose models keep their width is not tried; "" if it may be."""
+    if file is None or file.most_bytes is None:
+        return ""
+    dense = measure_dense_file(run.net, run.federation, base, run.scored[0], file)
+    if dense.bytes <= file.most_bytes:
+        return ""
+    return (
+        f"the exported file of the whole net takes {dense}; the size is {file.size}, and it "
+        "removes no channels."
     )
 
 
@@ -297,6 +323,8 @@ def _describe_request(planned: ChoicePlan) -> dict[str, Any]:
         "rounds": planned.rounds,
         "trial": planned.trial,
         "seeds": list(planned.seeds),
+        # Folders of before have no such entry.
+        **({} if planned.file is None else {"size": planned.file.size}),
     }
 
 
@@ -515,5 +543,28 @@ def _judge(
                 f"{size(planned.budget)}."
             )
             continue
+        why = _why_not_exported(results, planned)
+        if why:
+            left_out[name] = why
+            continue
         trials[name] = trial
     return trials
+
+
+def _why_not_exported(results: Sequence[Result], planned: ChoicePlan) -> str:
+    """Return why the models of a method's trials cannot be files of the requested size, or ""."""
+    if planned.file is None or planned.file.most_bytes is None or not planned.is_file_checked:
+        return ""
+    federation = planned.federations.of(planned.base)
+    for result in results:
+        try:
+            source = opened(result.folder, federation, planned.net.module, trust=True)
+            measured = measure_largest_file(source, planned.file)
+        except InputError as error:
+            return str(error)
+        if measured.bytes > planned.file.most_bytes:
+            return (
+                f"by its trial, the largest exported file takes {measured}; the size is "
+                f"{planned.file.size}."
+            )
+    return ""

@@ -39,6 +39,7 @@ Rows = list[tuple[str, str]]
 EXTRAS = {
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
+    "litert": ("models as LiteRT files", ("litert_torch",)),
     "track": ("numbers for TensorBoard and MLflow", ("tensorboard", "mlflow")),
     "flower": ("deployment with Flower, and benchmarks that compare with it", ("flwr",)),
     "dp": ("epsilon for --privacy", ("opacus",)),

@@ -113,9 +113,9 @@ class ChooseCommand(JsonOption, ChooseOptions):
 def choose(options: ChooseCommand) -> None:
     """Try suitable methods for some rounds, and recommend one.
 
-    Methods are compared on validation data. Methods that exceed --budget or do not fit the devices
-    of --profile are skipped, with the reason. Below the table are the recommendation, the reason
-    for it, and the command for the full run.
+    Methods are compared on validation data. Methods that exceed --budget or --size, or do not fit
+    the devices of --profile, are skipped, with the reason. Below the table are the recommendation,
+    the reason for it, and the command for the full run.
     """
     options.check()
     load_torch(quiet=options.json)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .onnx import quiet
+from .source import ToUnits
 
 SUFFIX = ".pte"
 EXTRA = "edge"
@@ -37,6 +38,7 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> None:
 
         config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
         quantizer = xnnpack.XNNPACKQuantizer().set_global(config)
+        quantizer.set_module_type(ToUnits, None)
         example = (x[:1],)
         observed = pt2e.prepare_pt2e(torch.export.export(module, example).module(), quantizer)
         with torch.no_grad():
@@ -58,18 +60,18 @@ def _lowered(program: Any) -> bytes:
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:
-    """Load an exported ExecuTorch file as a function from inputs to logits."""
+    """Load an exported ExecuTorch file as a function from inputs to outputs."""
     with quiet():
         from executorch import runtime
     program = runtime.Runtime.get().load_program(str(path))
     method = program.load_method("forward")
 
     def predict(x: Tensor) -> Tensor:
-        logits: list[Tensor] = []
+        found: list[Tensor] = []
         for one in torch.split(x, 1):
             outputs = method.execute([one.contiguous()])
             # A copy, because the next call writes into the same memory.
-            logits.append(outputs[0].clone())
-        return torch.cat(logits)
+            found.append(outputs[0].clone())
+        return torch.cat(found)
 
     return predict

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..report.tables import Scores
 from .formats import Predict
 
 TURNS = 15
@@ -33,8 +34,8 @@ class Row:
     """Processor time of one example, that of the shortest turn; it depends on the machine."""
     latency: float
     """The ratio of that time to the dense model's."""
-    accuracy: float
-    """On the client's own test examples."""
+    score: float
+    """In the metric of the run, on the client's own test examples."""
     file: str | None = None
     int8: tuple[float, float] | None = (0.0, 0.0)
     """The shares of weights and of MACs in int8; None where the writer does not report them."""
@@ -61,30 +62,43 @@ class Exported:
     folder: Path
     rows: tuple[Row, ...]
     card: str
+    """The name of the model card; empty if no file was kept."""
     difference: float
-    """The largest difference to torch's logits on the test data.
+    """The largest difference to torch's outputs on the test data.
 
-    Relative to the largest of these logits where that is above 1.
+    Relative to the largest of these outputs where that is above 1.
     """
-    accuracy_torch: float
+    allowed: float
+    """The largest such difference that is allowed."""
+    metric: str
+    """What ``score`` is, as accuracy, f1 or mae."""
+    more_is_better: bool
+    share: bool
+    """Whether the score lies between 0 and 1 and is shown in percent."""
+    score_torch: float
     same_int8: float | None
-    """The share of all the client's examples where int8 and the shrunk model agree on the class."""
+    """The share of equal predictions of int8 and the shrunk model, on all the client's examples;
+    None without int8, and for numbers."""
+    int8_gap: float | None
+    """The mean difference between the outputs of int8 and of the shrunk model, on these."""
     notes: tuple[str, ...]
     name: str = ""
     """What the client is called; its number where it has no name."""
 
+    @property
+    def file(self) -> str:
+        """The file that was kept: the float file if there are two, "" if there is none."""
+        kept = [row.file for row in self.rows if row.file]
+        return kept[0] if kept else ""
+
+    @property
+    def scores(self) -> Scores:
+        """The metric, which formats scores for tables."""
+        return Scores(self.metric, self.more_is_better, self.share)
+
     def json(self) -> dict[str, Any]:
         """What was exported, as ``--json`` prints it."""
         return {**asdict(self), "folder": str(self.folder)}
-
-
-def accuracy(logits: Tensor, y: Tensor) -> float:
-    """Return an exported model's accuracy: the share of rows whose largest logit is at ``y``.
-
-    >>> accuracy(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1, 1]))
-    0.5
-    """
-    return float((logits.argmax(1) == y).double().mean())
 
 
 def spread_out(x: Tensor, most: int) -> Tensor:

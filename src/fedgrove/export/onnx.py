@@ -39,7 +39,7 @@ CALIBRATION_BATCH = 32
 def write(module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str]) -> None:
     """Write a module in eval mode as an ONNX file, for batches of any size.
 
-    ``notes`` become the metadata.
+    ``notes`` become the metadata; the output is called ``notes["output"]``, or logits.
     """
     import onnx
 
@@ -53,7 +53,7 @@ def write(module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[
             dynamo=True,
             opset_version=OPSET,
             input_names=["x"],
-            output_names=["logits"],
+            output_names=[notes.get("output", "logits")],
             dynamic_shapes=({0: batch},),
             verbose=False,
         )
@@ -149,12 +149,12 @@ def _finish(plain: Path, model: Any, path: Path) -> None:
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:
-    """Load an exported ONNX file as a function from inputs to logits, on one CPU thread."""
+    """Load an exported ONNX file as a function from inputs to outputs, on one CPU thread."""
     session = _session(str(path))
 
     def predict(x: Tensor) -> Tensor:
-        (logits,) = session.run(["logits"], {"x": x.numpy()})
-        return torch.from_numpy(logits)
+        (outputs,) = session.run(None, {"x": x.numpy()})
+        return torch.from_numpy(outputs)
 
     return predict
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,18 @@ from ..data.preparation import Preparation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
-from ..problems import CLASSES, MixedProblem
+from ..problems import MixedProblem, Problem, SquaredError, TaskProblem
 from ..runs.folder import RunFolder
 from ..runs.model import check_weights, client_number
 from ..runs.result import Result
 from ..trees import Tree
+
+TOLERANCE = 1e-5
+"""The largest allowed difference between a file's outputs and torch's."""
+OUTPUT_NAMES = {"classes": "logits", "labels": "logits", "numbers": "values"}
+"""What the output of a file is called, by the kind of targets."""
+LONGEST_STEM = 50
+"""Letters of a client's name in the name of its files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +90,60 @@ class Source:
         """Return how the exported client's raw inputs became what its model saw."""
         return self.federation.preparation_of(client, self.rounds)
 
+    def outputs(self, client: int, standardised: bool = False) -> Outputs:
+        """Return what the outputs of a client's file mean; ``standardised`` as its inputs are."""
+        federation = self.federation
+        problem = federation.problem
+        preparation = self.preparation(client)
+        task = None
+        first = 0
+        count = federation.classes
+        if isinstance(problem, MixedProblem):
+            task = problem.tasks[problem.number(self.data(client).info.task)]
+            first = task.first
+            count = task.outputs
+            problem = task.problem
+        labels = preparation.labels
+        if labels is None or len(labels) != count:
+            labels = tuple(federation.labels)[first : first + count]
+        scale = torch.ones(count, dtype=torch.float64)
+        shift = torch.zeros(count, dtype=torch.float64)
+        if isinstance(problem.loss, SquaredError):
+            scale = torch.tensor(problem.loss.unit.scale, dtype=torch.float64)
+            shift = torch.tensor(problem.loss.unit.mean, dtype=torch.float64)
+        mean = preparation.mean
+        deviation = preparation.std
+        is_scaled = mean is not None and deviation is not None and not standardised
+        if preparation.ahead is not None and is_scaled:
+            # Samples that follow the input were standardised as it was, channel by channel.
+            means = torch.tensor(mean, dtype=torch.float64)
+            deviations = torch.tensor(deviation, dtype=torch.float64)
+            scale = scale * deviations.repeat_interleave(preparation.ahead)
+            shift = shift * deviations.repeat_interleave(preparation.ahead)
+            shift = shift + means.repeat_interleave(preparation.ahead)
+        return Outputs(problem, labels, first, scale, shift, task)
+
+    def file_stem(self, client: int) -> str:
+        """Return the name of a client's exported files, without their endings."""
+        return self._file_stems[client]
+
+    @cached_property
+    def _file_stems(self) -> dict[int, str]:
+        """The client's name where it can be the name of a file that no other client has."""
+        stems = {}
+        for client in self.files:
+            # A dot would make the file of a client called "a.int8" the int8 file of "a".
+            stem = re.sub(r"[^\w-]+", "-", self.name(client)).strip("-")
+            # Clients without a name have a number for one.
+            is_number = stem == "" or stem.isdecimal() or stem.startswith("client-")
+            stems[client] = f"client-{client:05d}" if is_number else stem[:LONGEST_STEM]
+        # Some file systems do not tell capital letters from small ones.
+        counts = Counter(stem.casefold() for stem in stems.values())
+        for client, stem in stems.items():
+            if counts[stem.casefold()] > 1:
+                stems[client] = f"client-{client:05d}"
+        return stems
+
     def takes_raw(self, client: int) -> bool:
         """Whether an exported file can standardise raw inputs itself.
 
@@ -89,6 +153,82 @@ class Source:
         """
         shape = self.preparation(client).shape
         return shape is None or shape == self.federation.shape
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What the outputs of a client's exported file mean.
+
+    They are the network's outputs of the client's task. Numbers are in the units of the targets, as
+    they were recorded: ``value = output * scale + shift``, for each output.
+    """
+
+    problem: Problem
+    labels: tuple[str, ...]
+    first: int
+    """The first of the network's outputs that are the client's."""
+    scale: Tensor
+    shift: Tensor
+    task: TaskProblem | None = None
+    """The client's task in a mixed federation."""
+
+    @property
+    def tensor(self) -> str:
+        """The name of the file's output."""
+        return OUTPUT_NAMES.get(self.problem.kind, "outputs")
+
+    @property
+    def are_scaled(self) -> bool:
+        """Whether the file's outputs differ from the network's by a scale or a shift."""
+        return bool((self.scale != 1).any() or (self.shift != 0).any())
+
+    def select(self, outputs: Tensor) -> Tensor:
+        """Return the client's outputs among those of the network."""
+        return outputs[:, self.first : self.first + len(self.labels)]
+
+    def difference(self, given: Tensor, outputs: Tensor) -> tuple[float, float]:
+        """Return how far a file's outputs are from what the network's ``outputs`` mean.
+
+        Both numbers are in the network's units, relative to its largest output where that is above
+        1: the difference, and the largest one that is allowed.
+        """
+        selected = self.select(outputs).double()
+        wanted = selected * self.scale + self.shift
+        largest = selected.abs().max().clamp_min(1.0)
+        gaps = (given.double() - wanted).abs() / self.scale
+        # Targets such as 2024.5 have fewer digits behind the point than outputs near 0.
+        rounding = torch.finfo(torch.float32).eps * wanted.abs() / self.scale
+        allowed = TOLERANCE
+        if self.are_scaled:
+            allowed += float(2 * rounding.max() / largest)
+        return float(gaps.max() / largest), allowed
+
+    def to_network(self, given: Tensor) -> Tensor:
+        """Return a file's outputs in the network's units, in which the run scores them."""
+        if not self.are_scaled:
+            return given
+        return ((given.double() - self.shift) / self.scale).float()
+
+    def score(self, outputs: Tensor, y: Tensor) -> float:
+        """Score outputs in the network's units by the metric of the run, as the run did."""
+        if self.task is not None:
+            # The targets of other tasks are in further columns.
+            task = replace(self.task, first=0)
+            outputs, y = task.select(outputs, y, torch.tensor(True))
+        weight = torch.ones(len(y), dtype=torch.float64)
+        sums = self.problem.sums(outputs, y, weight, {})
+        return float(self.problem.metric.value(self.problem.select_sums(sums, "")))
+
+    def same(self, one: Tensor, other: Tensor) -> float | None:
+        """Return the share of equal predictions in two outputs; None for numbers.
+
+        Of several labels, each is a prediction.
+        """
+        if self.problem.kind == "classes":
+            return float((one.argmax(1) == other.argmax(1)).double().mean())
+        if self.problem.kind == "labels":
+            return float(((one > 0) == (other > 0)).double().mean())
+        return None
 
 
 def opened(
@@ -148,31 +288,13 @@ def opened(
     # A finished model can be exported whatever trained it, so any method will do; the run's own may
     # be a class that this process does not know.
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())
-    # Nor are the devices that it was trained on needed, whose files may be gone, nor what it was
-    # scored by: an exported model is measured by its accuracy.
-    experiment = replace(experiment, profile=None, trace=None, metric=None)
+    # Nor are the devices that it was trained on needed, whose files may be gone.
+    experiment = replace(experiment, profile=None, trace=None)
     federation = experiment.federation(data_dir)
-    if not _names_classes(federation):
-        raise InputError(
-            f"the targets of {federation.name} are {federation.problem.name}, and only models that "
-            "predict classes and are measured by accuracy, with all their outputs, can be "
-            "exported; save the weights of models/ instead."
-        )
     spec = federation.defaults.net if experiment.net is None else experiment.net
     module = nets.build(spec, federation.shape, federation.classes, experiment.seed)
     full_net = Net(module, federation.shape)
     return Source(folder, summary, experiment, full_net, federation, folder.models())
-
-
-def _names_classes(federation: Federation) -> bool:
-    """Whether every output of every client's model is a class of its data, scored by accuracy."""
-    problem = federation.problem
-    if not isinstance(problem, MixedProblem):
-        return problem == CLASSES
-    # A task with fewer outputs than the network would need the others cut off.
-    widths = {(task.first, task.outputs) for task in problem.tasks}
-    are_whole = widths == {(0, federation.classes)}
-    return are_whole and all(task.problem == CLASSES for task in problem.tasks)
 
 
 def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, Tree]:
@@ -211,6 +333,39 @@ def aligned(kept: Tensor, to: int) -> Tensor:
     # The slice is shorter than ``missing`` where the full width is not a multiple.
     refilled = (~kept).nonzero().flatten()[:missing]
     return kept.index_fill(0, refilled, True)
+
+
+class Answers(nn.Module):
+    """A network whose outputs are those of a client's task, in the units of its targets."""
+
+    def __init__(self, net: nn.Module, outputs: Outputs) -> None:
+        super().__init__()
+        self.net = net
+        self.first = outputs.first
+        self.end = outputs.first + len(outputs.labels)
+        self.to_units = ToUnits(outputs) if outputs.are_scaled else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the values that the exported file gives."""
+        values: Tensor = self.to_units(self.net(x)[:, self.first : self.end])
+        return values
+
+
+class ToUnits(nn.Module):
+    """Turns outputs near 0 into the numbers that were recorded; it stays in float in int8 files."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, outputs: Outputs) -> None:
+        super().__init__()
+        self.register_buffer("scale", outputs.scale.float())
+        # Subtracted, as onnxruntime's quantiser takes sums for a part of the network.
+        self.register_buffer("shift", -outputs.shift.float())
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return exported outputs in the units of the targets."""
+        return outputs * self.scale - self.shift
 
 
 class Raw(nn.Module):

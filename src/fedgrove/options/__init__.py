@@ -262,6 +262,13 @@ class ChooseOptions(
         "SIZE",
         without="no limit",
     )
+    size: str | None = option(
+        None,
+        "The most that a client's exported ONNX file may take, in float or else in int8, as in "
+        "80kB.",
+        "SIZE",
+        without="no limit",
+    )
     methods: Sequence[str] | None = option(
         None,
         "Methods to try, as in local,fedavg,ditto.",

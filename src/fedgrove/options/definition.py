@@ -115,7 +115,8 @@ class Field(NamedTuple):
     def flag(self) -> str:
         """The option as it is typed; a switch that is on by default is switched off."""
         prefix = "--no-" if self.default is True else "--"
-        return prefix + self.name.replace("_", "-")
+        # ``check_`` is typed --check: the name without the underscore is a method's.
+        return prefix + self.name.rstrip("_").replace("_", "-")
 
     @property
     def is_required(self) -> bool:

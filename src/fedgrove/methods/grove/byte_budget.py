@@ -56,17 +56,21 @@ def parse_share(given: str | float) -> float:
     return share
 
 
-def parse_size(given: str) -> float:
+def parse_size(
+    given: str,
+    name: str = "budget",
+    allowed: str = "bytes for one client in the whole run, such as '8MB' or '500kB'",
+) -> float:
     """Grove: parse a budget such as ``1 MB``: a number of bytes; 1 MB is 1000 kB.
+
+    ``name`` and ``allowed`` are for the error message.
 
     >>> parse_size("8MB"), parse_size("500 kB")
     (8000000.0, 500000.0)
     """
     found = re.fullmatch(r"\s*(\d*\.?\d+)\s*([kMG]?B)\s*", str(given))
     size = float(found[1]) * UNITS[found[2]] if found else 0.0
-    check(
-        size > 0, "budget", given, "bytes for one client in the whole run, such as '8MB' or '500kB'"
-    )
+    check(size > 0, name, given, allowed)
     return size
 
 
