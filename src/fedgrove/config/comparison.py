@@ -64,12 +64,13 @@ class Comparison:
         """Return the HTML page of the compared runs; its method ``write`` makes the file."""
         runs = []
         for row in self.rows:
-            lines = RunFolder(Path(row["run"])).metrics_to_show()
+            folder = RunFolder(Path(row["run"]))
+            lines = folder.metrics_to_show()
             if row["finished"]:
-                runs.append(ComparedRun(row["run"], row, lines))
+                runs.append(ComparedRun(row["run"], row, lines, config=folder.config))
             else:
                 how_far = f"unfinished: {row['rounds_done']} rounds"
-                runs.append(ComparedRun(row["run"], None, lines, how_far))
+                runs.append(ComparedRun(row["run"], None, lines, how_far, folder.config))
         return make_comparison_report(runs)
 
     def place_of_page(self) -> Path:

@@ -315,7 +315,9 @@ def _train(
         if summary is not None:
             ends[name] = Result(summary, folder, **made_here(plans[name].experiment))
         else:
-            members.append(plans[name].member(folder, watch, name))
+            member = plans[name].member(folder, watch, name)
+            member.shared_by = len(plans)
+            members.append(member)
     try:
         _write(out, grid, folders, ends)
         faulty = with_faults(engine, [member.run for member in members])
@@ -358,9 +360,10 @@ def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[Compa
     for name, end in ends.items():
         lines = end.folder.metrics_to_show()
         if isinstance(end, Failure):
-            runs.append(ComparedRun(str(out / name), None, lines, f"failed: {end.why}"))
+            why = f"failed: {end.why}"
+            runs.append(ComparedRun(str(out / name), None, lines, why, config=end.folder.config))
         else:
-            runs.append(ComparedRun(str(out / name), end.summary, lines))
+            runs.append(ComparedRun(str(out / name), end.summary, lines, config=end.folder.config))
     return runs
 
 

@@ -26,7 +26,7 @@ from ..data import Federation
 from ..data.preparation import IDENTITY, Preparation
 from ..errors import EngineError, InputError, check, first_line
 from ..nets import Net
-from ..report.tables import format_bytes
+from ..report.tables import finetune_lengths, format_bytes, scores_after
 from ..runs.files import write_bytes
 from ..runs.folder import RunFolder
 from ..runs.result import Result
@@ -399,8 +399,10 @@ def _notes(
             f"int8 loses {100 * lost:.1f} points, {round(examples * lost)} of this client's "
             f"{examples} test examples; 1 is allowed"
         )
+    # The models that are kept are those after the last length of fine-tuning.
+    tuned = scores_after(source.summary, finetune_lengths(source.summary)[-1])
     # Of a mixed federation each client's score is of its own task.
-    scores = source.summary.get("accuracy_clients") or source.summary.get("metric_clients", {})
+    scores = tuned.get("accuracy_clients") or tuned.get("metric_clients", {})
     reported = scores.get(str(client))
     # One example may fall otherwise on another machine; two have another cause.
     if reported is not None and abs(reported - torch_accuracy) > 1.5 / examples:

@@ -28,7 +28,16 @@ from rich.text import Text
 
 from .charts import Chart, Series, draw_xy, thin_out
 from .page import Page
-from .tables import Line, Scores, format_bytes, format_duration
+from .tables import (
+    Line,
+    Scores,
+    Summary,
+    describe_finetuning,
+    finetune_lengths,
+    format_bytes,
+    format_duration,
+    scores_after,
+)
 from .terminal import is_live_terminal
 
 PRINT_EVERY = 5.0
@@ -101,6 +110,20 @@ def describe_score(line: Line) -> str:
         tasks = line["tasks"].items()
         return ", ".join(f"{name} {_format_mean(Scores.from_task(task))}" for name, task in tasks)
     return _format_mean(Scores.from_summary(line))
+
+
+def describe_scores(summary: Summary) -> str:
+    """Return the mean scores of a finished run, whose progress is over.
+
+    >>> describe_scores({"accuracy_mean": 0.9})
+    'accuracy 90.0 % before fine-tuning'
+    """
+    parts = []
+    for epochs in finetune_lengths(summary):
+        score = describe_score(scores_after(summary, epochs))
+        if score:
+            parts.append(f"{score} {describe_finetuning(epochs)}")
+    return "; ".join(parts)
 
 
 def _format_mean(scores: Scores) -> str:
@@ -230,7 +253,7 @@ class RunStatus:
     left: float | None = None
     """Seconds that the rest will take, if it goes on as in the last rounds."""
     why: str = ""
-    """Why it failed; the score of a finished run."""
+    """Why it failed; the scores of a finished run, before fine-tuning and after it."""
     scores: tuple[tuple[int, float], ...] = ()
     """The mean score after each round in which clients were scored."""
     traffic: tuple[tuple[int, float], ...] = ()

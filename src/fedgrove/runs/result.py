@@ -14,6 +14,7 @@ from .. import nets
 from ..data.federation import Federation
 from ..errors import InputError, list_some
 from ..nets.user_files import is_file_spec
+from ..report.tables import finetune_lengths, key_after
 from .files import cannot_write, damaged
 from .folder import RunFolder
 from .model import PREPARATION_FILE as PREPARATION
@@ -61,13 +62,13 @@ class Result:
         """Return a dictionary per client of the run whose model is kept, or a DataFrame.
 
         ``client`` and ``name``; ``examples`` that it trains on and ``test`` examples; the metric on
-        these by its name (``accuracy``), None where it was not scored; the ``group`` whose model it
+        these by its name (``accuracy``), None where it was not scored, and after fine-tuning
+        (``accuracy_after_3``); the ``group`` whose model it
         is delivered, None where it is delivered one of its own or none; ``model``, the file in the
         run folder. In a mixed federation its ``task``.
         """
         about = self.folder.preparation() or {"clients": {}}
         metric = self.summary.get("metric") or "metric"
-        scores = self.summary.get(f"{metric}_clients", {})
         rows = []
         for client, file in sorted(self.folder.models().items()):
             entry = about["clients"].get(str(client), {})
@@ -76,10 +77,11 @@ class Result:
                 "name": entry.get("name", str(client)),
                 "examples": entry.get("examples"),
                 "test": entry.get("test"),
-                metric: scores.get(str(client)),
-                "group": entry.get("group"),
-                "model": f"models/{file}",
             }
+            for epochs in finetune_lengths(self.summary):
+                scores = self.summary.get(key_after(f"{metric}_clients", epochs), {})
+                row[key_after(metric, epochs)] = scores.get(str(client))
+            row |= {"group": entry.get("group"), "model": f"models/{file}"}
             if "task" in entry:
                 row["task"] = entry["task"]
             rows.append(row)
