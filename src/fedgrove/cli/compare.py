@@ -115,7 +115,7 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
     With --json only what is requested by name is written.
     """
     from ..report.page import check_place
-    from ..report.seed_averages import write_paper_table
+    from ..report.paper_table import write_paper_table
 
     # With --json stdout belongs to the JSON alone.
     stream = sys.stderr if options.json else sys.stdout
