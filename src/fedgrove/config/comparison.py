@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..report.comparison_report import ComparedRun, make_comparison_report
+from ..report.charts import Chart
+from ..report.comparison_report import ComparedRun, draw_comparison, make_comparison_report
 from ..report.page import REPORT_FILE, Page
 from ..report.seed_averages import average_over_seeds, print_seed_averages
 from ..report.tables import OPTIONS_SHOWN, print_causes, print_summaries
@@ -62,6 +63,14 @@ class Comparison:
 
     def page(self) -> Page:
         """Return the HTML page of the compared runs; its method ``write`` makes the file."""
+        return make_comparison_report(self._compared())
+
+    def charts(self) -> list[Chart]:
+        """Return the charts of the page, each to be written as a file for a paper."""
+        return draw_comparison(self._compared())
+
+    def _compared(self) -> list[ComparedRun]:
+        """Return the compared runs as their page takes them."""
         runs = []
         for row in self.rows:
             folder = RunFolder(Path(row["run"]))
@@ -71,7 +80,7 @@ class Comparison:
             else:
                 how_far = f"unfinished: {row['rounds_done']} rounds"
                 runs.append(ComparedRun(row["run"], None, lines, how_far, folder.config))
-        return make_comparison_report(runs)
+        return runs
 
     def place_of_page(self) -> Path:
         """Return where the comparison page is put by default: with the runs, if they are together.

@@ -14,13 +14,16 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..renamed import find_old_names
-from .page import is_finite, render
+from .page import COLOURS, check_place, is_finite, render
 from .tables import format_number
 
 WIDTH = 440
@@ -39,6 +42,10 @@ LETTER_WIDTH = 6.6
 """The mean width of a letter, in units; text is 12 units high."""
 TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 """Distances between ticks, times a power of ten."""
+CHART_MARK = "<!-- fedgrove -->"
+"""What tells charts of fedgrove from other SVG files."""
+PDF_MARK = "ReportLab"
+"""What is near the beginning of the PDF files that are written here."""
 TINY = 1e-100
 """Smaller numbers are drawn as zero: arithmetic with them would overflow."""
 
@@ -68,6 +75,72 @@ class Chart:
     title: str
     svg: str
     legend: Sequence[LegendEntry] = ()
+
+    @property
+    def file_name(self) -> str:
+        """The name of the chart's file, without its ending."""
+        return re.sub("[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    def standalone(self) -> str:
+        """Return the chart as an SVG file: with its legend, in the colours of a light page."""
+        picture = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>(.*)</svg>', self.svg, re.DOTALL)
+        assert picture is not None
+        # Lines that have their names next to them need no legend.
+        legend = [] if 'class="tag"' in self.svg else list(self.legend)
+        values = {
+            "title": self.title,
+            "width": float(picture[1]),
+            "height": float(picture[2]),
+            "content": re.sub(r' data-[a-z]="[^"]*"', "", picture[3]),
+            "style": _make_standalone_style(),
+            "legend": legend,
+            "letter_width": LETTER_WIDTH,
+        }
+        return render("standalone.svg", values)
+
+    def write(self, folder: Path, *, force: bool = False) -> list[Path]:
+        """Write the chart as SVG into an existing folder, and as PDF if svglib is installed.
+
+        Args:
+            folder: The folder.
+            force: Replace files that fedgrove did not write.
+        """
+        svg = folder / f"{self.file_name}.svg"
+        check_place(svg, "charts", endings=(".svg",), mark=CHART_MARK, force=force)
+        svg.write_bytes(self.standalone().encode())
+        if find_spec("svglib") is None:
+            return [svg]
+        # Imported here: it is an optional package, and few commands write charts.
+        from reportlab.graphics.renderPDF import drawToFile
+        from svglib.svglib import svg2rlg
+
+        pdf = svg.with_suffix(".pdf")
+        check_place(pdf, "charts", endings=(".pdf",), mark=PDF_MARK, force=force)
+        drawToFile(svg2rlg(str(svg)), str(pdf), msg=self.title)
+        return [svg, pdf]
+
+
+@cache
+def _make_standalone_style() -> str:
+    """Return the rules of the page's style that a chart needs, without variables.
+
+    Programs other than browsers know no variables in a style.
+    """
+    style = render("style.css", {})
+    light = dict(re.findall(r"(--\w+): (#\w+)", style.partition("}")[0]))
+    rules = []
+    for selectors, look in re.findall(r"^(svg [^{]+) (\{.*\})$", style, re.MULTILINE):
+        # The page's rule for the picture itself is about its place on the page.
+        if selectors == "svg":
+            continue
+        names = [name.strip().removeprefix("svg ") for name in selectors.split(",")]
+        if "var(--c)" not in look:
+            rules.append(f"{', '.join(names)} {look}")
+            continue
+        for i in range(COLOURS):
+            coloured = ", ".join(f".c{i} {name}" for name in names)
+            rules.append(f"{coloured} {look.replace('var(--c)', f'var(--c{i})')}")
+    return re.sub(r"var\((--\w+)\)", lambda found: light[found[1]], "\n".join(rules))
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,23 @@ def make_comparison_report(
     )
 
 
+def draw_comparison(runs: Sequence[ComparedRun]) -> list[Chart]:
+    """Return the charts of the report that compares runs, for files of their own."""
+    _, names = split_common_folder([each.run for each in runs])
+    runs = [replace(each, run=name) for each, name in zip(runs, names, strict=True)]
+    members = {each.run: each.summary for each in runs}
+    labels = seed_averages.label_runs(members)
+    groups = seed_averages.average_over_seeds(members, labels)
+    sections = _make_sections(groups, runs, labels)
+    drawn = []
+    for section in sections:
+        for chart in section.charts():
+            # Charts of several data sets or tasks have equal titles.
+            title = f"{section.name}: {chart.title}" if len(sections) > 1 else chart.title
+            drawn.append(replace(chart, title=title))
+    return drawn
+
+
 def _make_title(finished: Sequence[Summary]) -> str:
     if not finished:
         return "Comparison of runs"
