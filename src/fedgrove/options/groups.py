@@ -447,7 +447,9 @@ class EngineOptions(TimeoutOption):
         complete="engines",
         checked_as=Any,
     )
-    device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
+    device: str = option(
+        "auto", "Device for training: auto, cpu, cuda, or one GPU, as cuda:0.", "NAME"
+    )
     precision: str = option(
         "fp32", "Precision on CUDA: fp32, tf32 (faster matrix products) or bf16.", "NAME"
     )

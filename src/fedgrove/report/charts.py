@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,8 +73,11 @@ class Chart:
     """A picture with its title and its legend."""
 
     title: str
-    svg: str
-    legend: Sequence[LegendEntry] = ()
+    svg: str = field(repr=False)
+    legend: Sequence[LegendEntry] = field(default=(), repr=False)
+
+    def _repr_html_(self) -> str:
+        return self.standalone()
 
     @property
     def file_name(self) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import (
@@ -26,6 +27,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..notebook import is_notebook
 from .charts import Chart, Series, draw_xy, thin_out
 from .page import Page
 from .tables import (
@@ -42,6 +44,8 @@ from .terminal import is_live_terminal
 
 PRINT_EVERY = 5.0
 """Seconds between plain lines."""
+NOTEBOOK_EVERY = 0.25
+"""Seconds between changes of the bar in a notebook: each is a message to the browser."""
 REFRESH = 2
 """Seconds after which the page of ``watch`` reloads."""
 MOST_CURVE_POINTS = 300
@@ -151,6 +155,9 @@ def show_progress(
     if quiet:
         # Callers need not know: there is a function to call in any case.
         yield totals.add
+    elif is_notebook():
+        with _show_in_notebook(totals) as take:
+            yield take
     elif is_live_terminal(sys.stderr):
         with _make_bar() as bar:
             yield _show_in_bar(bar, totals)
@@ -185,6 +192,34 @@ def _show_in_bar(bar: Progress, totals: _Totals) -> Callable[[Line], None]:
         bar.update(task, completed=totals.round, text=totals.describe(), description=description)
 
     return take
+
+
+@contextmanager
+def _show_in_notebook(totals: _Totals) -> Iterator[Callable[[Line], None]]:
+    """Show a bar of progress below the cell of a notebook, which stays there as a line."""
+    # It is there: this process runs in it.
+    from IPython.display import HTML, display
+
+    def draw(text: str) -> HTML:
+        bar = f'<progress max="{totals.rounds}" value="{totals.round}"></progress>'
+        return HTML(f"{bar} {escape(text)}")
+
+    shown = display(draw(totals.describe_all()), display_id=True)
+    shown_at = time.monotonic()
+
+    def take(line: Line) -> None:
+        nonlocal shown_at
+        totals.add(line)
+        is_due = time.monotonic() - shown_at >= NOTEBOOK_EVERY
+        if is_due or totals.is_trained:
+            shown_at = time.monotonic()
+            shown.update(draw(totals.describe_all()))
+
+    yield take
+    spent = time.monotonic() - totals.started
+    shown.update(
+        draw(f"{totals.round} of {totals.rounds} rounds  {totals.describe()}  {spent:.0f} s")
+    )
 
 
 def _print_lines(totals: _Totals) -> Callable[[Line], None]:

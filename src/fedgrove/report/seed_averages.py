@@ -335,6 +335,21 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         print_text(f"p: two-sided paired t-test over seeds{caution}", file)
 
 
+def name_group_cells(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Return the groups as rows of a table in a notebook, by the heads of the columns."""
+    rows = []
+    for group in groups:
+        cells = {"method": group["group"], "seeds": str(len(group["seeds"]))}
+        if "task" in group:
+            cells["task"] = group["task"]
+        for row in split_lengths([group]):
+            head = f"{Scores.from_summary(row).name} "
+            cells[head + tables.describe_finetuning(row["finetune_epochs"])] = format_mean(row, 2)
+        sent = group["bytes_up"] + group["bytes_down"]
+        rows.append({**cells, "sent": tables.format_bytes(sent)})
+    return rows
+
+
 def _have_pooled(groups: Sequence[Group]) -> bool:
     return any(Scores.from_summary(group).pooled is not None for group in groups)
 

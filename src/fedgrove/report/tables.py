@@ -374,7 +374,7 @@ class _Row(NamedTuple):
 
 
 def print_summaries(
-    summaries: Sequence[Summary], file: IO[str] | None = None, elsewhere: str = "--json"
+    summaries: Sequence[Summary], file: IO[str] | None = None, elsewhere: str = ""
 ) -> None:
     """Print a row per run and length of fine-tuning, then the notes of the data.
 
@@ -385,7 +385,7 @@ def print_summaries(
     Args:
         summaries: The runs.
         file: Where to print; stdout by default.
-        elsewhere: Where the reader finds the columns that do not fit.
+        elsewhere: Where the reader finds the columns that do not fit; see :func:`print_rows`.
     """
     folder, summaries = _shorten_runs(summaries)
     rows: list[_Row] = []
@@ -645,6 +645,39 @@ def _cost_cells(row: _Row) -> list[str]:
         or_dash(row.summary["bytes_paper"], lambda n: f"{n / 2**20:,.1f}"),
         "-" if row.summary.get(SHARED, 1) > 1 else f"{row.summary['seconds']:.1f}",
     ]
+
+
+def name_cells(summary: Summary) -> dict[str, str]:
+    """Return a run as a row of a table in a notebook, by the heads of the columns."""
+    cells = {}
+    for name in ("run", "method", "data", "seed", "rounds"):
+        if name in summary:
+            cells[name] = str(summary[name])
+    if "bytes_up" not in summary:
+        return {**cells, "state": f"unfinished, {summary.get('rounds_done', 0)} rounds"}
+    for row in _make_rows(summary):
+        scores = row.scores
+        when = describe_finetuning(int(row.epochs or 0))
+        of_task = f" on {row.task}" if row.task else ""
+        if scores.mean is not None:
+            mean = f"{scores.format(scores.mean)} ± {scores.format(scores.std)}"
+            cells[f"{scores.name}{of_task} {when}"] = mean
+    sent = summary["bytes_up"] + summary["bytes_down"]
+    return {**cells, "sent": format_bytes(sent)}
+
+
+def describe_run(summary: Summary) -> str:
+    """Return a run in one line, for its repr and above its table in a notebook."""
+    parts = [f"{summary['method']} on {summary['data']}", f"seed {summary['seed']}"]
+    parts.append(f"{summary['rounds']} rounds")
+    for row in _make_rows(summary):
+        of_task = f" on {row.task}" if row.task else ""
+        if row.scores.mean is not None:
+            score = f"{row.scores.metric} {row.scores.format(row.scores.mean, 1)}"
+            when = describe_finetuning(int(row.epochs or 0))
+            parts.append(f"{score}{row.scores.percent}{of_task} {when}")
+    parts.append(f"{format_bytes(summary['bytes_up'] + summary['bytes_down'])} sent")
+    return ", ".join(parts)
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
