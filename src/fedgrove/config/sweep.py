@@ -394,7 +394,7 @@ def _how_to_resume(out: Path, configs: Sequence[str]) -> str:
         # What was made in Python is not in the folders; where it is given again, they are found.
         return "to continue, run the same sweep again from Python."
     # Any of those that name code says how.
-    ways = {how_to_resume(config, out) for config in configs}
+    ways = {how_to_resume(config, out, "fedgrove.config.sweep.resume") for config in configs}
     return max(ways, key=len)
 
 

@@ -374,8 +374,8 @@ def made_in_python(text: str) -> list[str]:
     return needed
 
 
-def how_to_resume(text: str, path: Path) -> str:
-    """The command that resumes a run with this config.toml, for the end of a sentence.
+def how_to_resume(text: str, path: Path, function: str = "fedgrove.resume") -> str:
+    """What resumes a run with this config.toml, for the end of a sentence; ``function`` in Python.
 
     >>> how_to_resume('[run]\\nnet = "x.py:Net"', Path(".."))
     "resume with: fedgrove.resume('..', trust=True)"
@@ -383,7 +383,7 @@ def how_to_resume(text: str, path: Path) -> str:
     'runs/gone was moved or deleted; if it was moved, resume with: fedgrove.resume(NEW_PLACE)'
     """
     if not path.is_dir():
-        how = spell_hint("fedgrove resume NEW_PLACE", "fedgrove.resume(NEW_PLACE)")
+        how = spell_hint("fedgrove resume NEW_PLACE", f"{function}(NEW_PLACE)")
         return f"{path} was moved or deleted; if it was moved, resume with: {how}"
     needed = made_in_python(text)
     code = [option for option in named_code(text) if option.partition(".")[0] not in needed]
@@ -391,13 +391,13 @@ def how_to_resume(text: str, path: Path) -> str:
         options = [f"{option}=..." for option in needed]
         if code:
             options.append("trust=True")
-        return f"resume from Python with: fedgrove.resume({str(path)!r}, {', '.join(options)})"
+        return f"resume from Python with: {function}({str(path)!r}, {', '.join(options)})"
     typed = shlex.quote(str(path))
     python = repr(str(path))
     if code:
         typed += " --trust"
         python += ", trust=True"
-    return f"resume with: {spell_hint(f'fedgrove resume {typed}', f'fedgrove.resume({python})')}"
+    return f"resume with: {spell_hint(f'fedgrove resume {typed}', f'{function}({python})')}"
 
 
 def _types(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -284,7 +284,8 @@ class ScoringOptions:
     )
     finetune: Sequence[int] = option(
         (0,),
-        "Epochs of fine-tuning to report, as in 0,3,25; the last one gives the headline score.",
+        "Epochs of fine-tuning after which scores are reported, as in 3,25; those before it always "
+        "are. The models after the last one are kept.",
         "N,N",
         allowed=LENGTHS,
         check=are_lengths,

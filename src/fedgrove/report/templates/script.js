@@ -93,7 +93,6 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // A chart can be kept as a file of its own, in the colours that are shown now.
   const looks = ["fill", "fill-opacity", "opacity", "stroke", "stroke-width", "stroke-dasharray", "font-size", "text-anchor"];
-  const xmlns = "http://www.w3.org/2000/svg";
   function copyLooks(from, to) {
     const style = getComputedStyle(from);
     for (const look of looks) to.setAttribute(look, style.getPropertyValue(look));
@@ -102,6 +101,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function chartFile(figure) {
     const svg = figure.querySelector("svg");
     const copy = svg.cloneNode(true);
+    const xmlns = svg.namespaceURI;
     copyLooks(svg, copy);
     for (const off of copy.querySelectorAll(".off")) off.remove();
     const { width, height } = svg.viewBox.baseVal;
