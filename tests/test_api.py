@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import re
-import shlex
 import subprocess
 import sys
 import warnings
@@ -23,7 +22,6 @@ from tests.conftest import federation, list_again
 
 import fedgrove as fg
 from fedgrove import api, methods
-from fedgrove.cli import main
 from fedgrove.cli.parameters import typed_options
 from fedgrove.cli.run import RunCommand
 from fedgrove.config.experiment import Experiment, with_settings
@@ -128,7 +126,9 @@ def test_a_run_leaves_a_whole_folder(tmp_path: Path) -> None:
     assert seen == result.folder.metrics()
     assert [line["round"] for line in seen] == [1, 2]
     assert result.summary["finetune"].keys() == {"0", "1"}
-    assert result.summary["accuracy_mean"] == result.summary["finetune"]["1"]["accuracy_mean"]
+    assert result.summary["accuracy_mean"] == result.summary["finetune"]["0"]["accuracy_mean"]
+    after = result.summary["accuracy_mean_after_1"]
+    assert after == result.summary["finetune"]["1"]["accuracy_mean"]
     models = json.loads((tmp_path / "run" / "models" / "index.json").read_text())
     assert models.keys() == {"0", "1", "2"}
     assert "fc1.weight" in read_tree(tmp_path / "run" / "models" / models["0"])
@@ -346,8 +346,10 @@ def test_the_command_that_is_named_resumes_the_run(
     words: dict[str, Any] = {"data": "digits", "rounds": 2, "engine": "serial", "progress": False}
     with pytest.raises(KeyboardInterrupt) as caught:
         api.run(method, out="my runs", watch=interrupt, **words)
-    command = str(caught.value).rpartition("resume with: fedgrove ")[2]
-    assert main(shlex.split(command)) == 0
+    trust = ", trust=True" if method.startswith("mine") else ""
+    call = str(caught.value).rpartition("resume with: ")[2]
+    assert call == f"fedgrove.resume('my runs'{trust})"
+    eval(call, {"fedgrove": fg})
     assert RunFolder.open(tmp_path / "my runs").summary is not None
 
 

@@ -163,3 +163,33 @@ def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
 
     for name in ("run", "resume", "load_run", "compare", "cost", "sweep"):
         assert getattr(fg, name) is getattr(api, name)
+
+
+def test_a_sweep_is_a_frame(swept: Sweep) -> None:
+    frame = swept.frame()
+    assert list(frame["run"]) == list(swept)
+    assert set(frame["state"]) == {"done"}
+    assert frame["accuracy_mean"][0] == swept.summaries()["local-s3"]["accuracy_mean"]
+
+
+def test_what_is_shown_in_a_notebook_is_short(swept: Sweep) -> None:
+    found = api.compare(swept)
+    for thing in (swept, found, swept["local-s3"]):
+        assert len(repr(thing)) < 400
+        assert len(thing._repr_html_()) < 4000
+    assert repr(found) == "Comparison(6 runs)"
+
+
+def test_temporary_runs_are_compared_under_their_own_names() -> None:
+    words: dict[str, Any] = {**TINY, "rounds": 2, "engine": "serial", "progress": False}
+    runs = [api.run("fedprox", set={"mu": mu}, **words) for mu in (0.1, 0.5)]
+    runs += [api.run("local", **words), api.run("local", **words)]
+    found = api.compare(*runs)
+    names = [row["run"] for row in found]
+    assert names == ["fedprox-mu=0.1-s0", "fedprox-mu=0.5-s0", "local-s0", "local-s0 (2)"]
+    # Their curves are read from where they are.
+    assert "Accuracy by round" in found.page().html()
+    # One that was kept has the name of its folder.
+    assert [row["run"] for row in api.compare(str(runs[0].folder.path))] == [
+        str(runs[0].folder.path)
+    ]

@@ -100,6 +100,7 @@ def test_the_top_folder_is_the_entrance_only() -> None:
         "errors.py",
         "estimator.py",
         "metrics.py",
+        "notebook.py",
         "problems.py",
         "renamed.py",
         "seeds.py",

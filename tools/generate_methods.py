@@ -140,7 +140,7 @@ def noise_can_be_added(name: str, federation: Federation) -> bool:
                 privacy=Privacy(1.0, 0.0),
             )
         except InputError as error:
-            if "cannot run with --privacy" not in str(error):
+            if "cannot run with privacy" not in str(error):
                 raise
             return False
     return True

@@ -35,7 +35,15 @@ from .config.toml import (
 )
 from .core import Engine
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals
+from .errors import (
+    DamageError,
+    EngineError,
+    FedgroveError,
+    InputError,
+    Refusals,
+    spell_hint,
+    spell_option,
+)
 from .options import (
     CostOptions,
     RerunOptions,
@@ -207,9 +215,10 @@ def resume(options: ResumeOptions) -> Result:
     with _locked(folder):
         # Behind the lock: another process may just have finished it.
         if folder.summary is not None:
+            python = f"fedgrove.load_run({str(options.path)!r})"
             raise InputError(
                 f"the run in {options.path} is finished; there is nothing to resume. "
-                f"See: fedgrove compare {options.path}"
+                f"See: {spell_hint(f'fedgrove compare {options.path}', python)}"
             )
         check_format(folder.config, folder.path)
         folder.check_format()
@@ -262,7 +271,8 @@ def _finish(
 
     def resume_hint() -> str:
         if is_temporary:
-            return "Nothing was kept: to be able to resume a run, give out=DIR."
+            out = spell_option("out", "DIR")
+            return f"Nothing was kept: to be able to resume a run, give {out}."
         how = how_to_resume(planned.config, folder.path)
         if not folder.path.is_dir():
             # How many rounds are saved is written there.
@@ -295,7 +305,7 @@ def _finish(
     # A temporary folder gets its page when it is saved.
     if not is_temporary:
         write_run_report(folder)
-    return Result(summary, folder, **made_here(planned.experiment))
+    return Result(summary, folder, **made_here(planned.experiment), is_temporary=is_temporary)
 
 
 # ---- what is there already -----------------------------------------------------------------------
@@ -345,14 +355,17 @@ def compare(*runs: str | Path | Result | RunFolder | Sweep, bytes: bool = False)
     if not runs:
         raise InputError("compare was given no run; give one or more results or run folders.")
     paths = []
+    temporary = set()
     for run in runs:
         if isinstance(run, Result):
             paths.append(str(run.folder.path))
+            if run.is_temporary:
+                temporary.add(str(run.folder.path))
         elif isinstance(run, RunFolder | Sweep):
             paths.append(str(run.path))
         else:
             paths.append(str(run))
-    return compare_runs(paths, bytes)
+    return compare_runs(paths, bytes, temporary)
 
 
 # ---- before a run, and many of them --------------------------------------------------------------

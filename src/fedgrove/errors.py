@@ -320,12 +320,33 @@ def spell_as_typed(command: type) -> Iterator[None]:
 def spell_option(name: str, value: str = "") -> str:
     """Return an option as the reader of a message writes it.
 
-    >>> spell_option("data_dir"), spell_option("out", "DIR")
-    ('data_dir', 'out=DIR')
+    >>> spell_option("data_dir"), spell_option("out", "DIR"), spell_option("engine", "serial")
+    ('data_dir', 'out=DIR', "engine='serial'")
+    >>> spell_option("set", "mu=0.1"), spell_option("set", "head=shared")
+    ("set={'mu': 0.1}", "set={'head': 'shared'}")
     """
     if _IS_TYPED.get():
         return f"--{name.replace('_', '-')} {value}".strip()
-    return f"{name}={value}" if value else name
+    if not value:
+        return name
+    if name == "set":
+        key, _, setting = value.partition("=")
+        python = {"true": "True", "false": "False"}.get(setting, setting)
+        # A number and a truth value need no quotes.
+        is_plain = python != setting or setting.replace(".", "", 1).isdecimal()
+        return f"set={{{key!r}: {python if is_plain else repr(setting)}}}"
+    # What is in capitals stands for a value; a number needs no quotes.
+    is_word = value[0].islower()
+    return f"{name}={value!r}" if is_word else f"{name}={value}"
+
+
+def spell_hint(typed: str, python: str) -> str:
+    """Return the hint for the reader of a message: a command, or what does the same in Python.
+
+    >>> spell_hint("fedgrove compare runs/a", "fedgrove.compare('runs/a')")
+    "fedgrove.compare('runs/a')"
+    """
+    return typed if _IS_TYPED.get() else python
 
 
 LONGEST_SHOWN = 200
@@ -444,7 +465,8 @@ def not_a_run(path: Path) -> InputError:
         )
     what = "has no config.toml" if path.is_dir() else "does not exist"
     return InputError(
-        f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` creates one."
+        f"{path} is not a run folder: it {what}. "
+        f"`{spell_hint('fedgrove run --out DIR', 'fedgrove.run(out=DIR)')}` creates one."
     )
 
 

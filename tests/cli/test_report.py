@@ -64,7 +64,7 @@ def test_compare_writes_a_page_and_a_table(here: Path, capsys: pytest.CaptureFix
     assert main(["compare", *runs, "--page", "p.html", "--table", "t.tex"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["Table: t.tex", "Page: p.html"]
     # By their names in the folder of both.
-    assert "fedavg & " in Path("t.tex").read_text()
+    assert "FedAvg & " in Path("t.tex").read_text()
     # A sweep has its page already.
     assert main(["compare", str(here / "all")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Page: {here / 'all' / 'report.html'}"
@@ -81,9 +81,18 @@ def test_json_stays_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Page:" not in capsys.readouterr().out
 
 
+def test_charts_are_written_as_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(here / "local"), str(here / "fedavg")]
+    assert main(["compare", *runs, "--charts", "charts"]) == 0
+    charts = sorted(path.name for path in Path("charts").glob("*.svg"))
+    assert "accuracy-by-round-before-fine-tuning.svg" in charts
+    assert "Charts: charts (" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        ("compare RUN --bytes --charts c", "--charts is 'c'; it must be given without"),
         ("report nothing", "is not a run folder: it does not exist"),
         ("report RUN --out none/p.html", "--out is 'none/p.html', and there is no folder 'none'"),
         ("report RUN --out .", "--out is '.'; it must be a file, and this is a folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -49,7 +50,8 @@ def contents(folder: Path) -> dict[str, Any]:
     """All a run leaves behind, apart from what measures time or names the engine."""
 
     def timeless(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: v for k, v in found.items() if k not in ("seconds", "engine")}
+        different = ("seconds", "seconds_shared_by", "engine")
+        return {k: v for k, v in found.items() if k not in different}
 
     models = {p.name: p.read_bytes() for p in sorted((folder / "models").iterdir())}
     run = RunFolder.open(folder)
@@ -362,7 +364,7 @@ def test_a_damaged_run_leaves_the_others_alone(each: dict[str, Any], tmp_path: P
 def test_an_interruption_says_how_to_go_on(data: Any, tmp_path: Path) -> None:
     """What was made in Python is not in the folders: the command could not read it."""
     out = tmp_path / "all"
-    how = f"resume with: fedgrove resume {out}"
+    how = f"resume with: fedgrove.config.sweep.resume({str(out)!r})"
     if data is TINY:
         how = "to continue, run the same sweep again from Python."
     said = re.escape(f"Interrupted. 0 of 4 runs are finished; {how}")
@@ -405,7 +407,7 @@ def test_another_sweep_a_run_and_other_files_are_refused(tmp_path: Path) -> None
     fewer = dict(list(made.items())[:1])
     longer = {name: replace(e, rounds=2) for name, e in made.items()}
     for other in (fewer, longer, four(rounds=1)):
-        with pytest.raises(InputError, match=r"contains a different sweep.*fedgrove resume"):
+        with pytest.raises(InputError, match=r"contains a different sweep.*sweep\.resume\("):
             sweep(other, tmp_path / "all", engine="serial")
     assert (tmp_path / "all" / "sweep.json").read_bytes() == before
     with pytest.raises(InputError, match="contains a different sweep or other files"):
@@ -414,7 +416,7 @@ def test_another_sweep_a_run_and_other_files_are_refused(tmp_path: Path) -> None
     (tmp_path / "mine" / "thesis.txt").write_text("all I have")
     (tmp_path / "file").write_text("")
     for place in ("mine", "file"):
-        with pytest.raises(InputError, match=r"Give a different --out\.$"):
+        with pytest.raises(InputError, match=r"Give a different out\.$"):
             sweep(made, tmp_path / place, engine="serial")
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
@@ -469,5 +471,35 @@ def test_lines_are_watched_with_the_name_of_their_run(tmp_path: Path) -> None:
 
 def test_the_seconds_of_a_sweep_are_shared_evenly(tmp_path: Path) -> None:
     sweep(four(rounds=1), tmp_path / "all", engine="serial")
-    spent = {RunFolder(tmp_path / "all" / name).metrics()[0]["seconds"] for name in four()}
-    assert len(spent) == 1
+    folders = [RunFolder(tmp_path / "all" / name) for name in four()]
+    assert len({folder.metrics()[0]["seconds"] for folder in folders}) == 1
+    # The summary says so: no table may show them as measured.
+    assert {folder.summary["seconds_shared_by"] for folder in folders if folder.summary} == {4}
+
+
+def test_an_older_sweep_shares_its_seconds_too(tmp_path: Path) -> None:
+    """Its summaries do not say so, and its sweep.json has several members."""
+    sweep(four(rounds=1), tmp_path / "all", engine="serial")
+    name = next(iter(four()))
+    forget(tmp_path / "all" / name, "seconds_shared_by")
+    summary = RunFolder(tmp_path / "all" / name).summary
+    assert summary is not None
+    assert summary["seconds_shared_by"] == 4
+    shutil.copytree(tmp_path / "all" / name, tmp_path / name)
+    alone = RunFolder(tmp_path / name).summary
+    assert alone is not None
+    assert "seconds_shared_by" not in alone
+
+
+def forget(folder: Path, key: str) -> None:
+    """Leave a key out of summary.json, as a version did that did not know it."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary[key]
+    before = path.read_bytes()
+    path.write_text(json.dumps(summary))
+    sums = folder / "checksums.txt"
+    listed = sums.read_text()
+    known = compute_checksum(before)
+    assert known in listed
+    sums.write_text(listed.replace(known, compute_checksum(path.read_bytes())))

@@ -149,7 +149,7 @@ def test_the_table_says_what_noise_can_protect(name: str, tmp_path: Path) -> Non
     if rows()[name][0]:
         privacy.check_protected(run)
         return
-    with pytest.raises(InputError, match="cannot run with --privacy"):
+    with pytest.raises(InputError, match="cannot run with privacy"):
         privacy.check_protected(run)
 
 

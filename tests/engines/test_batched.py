@@ -715,7 +715,7 @@ def test_choosing_an_engine() -> None:
     with pytest.raises(InputError, match="there is no precision 'fp8'"):
         engines.choose("batched", "cpu", "fp8")
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="torch finds no CUDA device here; use --device cpu"):
+        with pytest.raises(InputError, match="torch finds no CUDA device here; use device='cpu'"):
             engines.choose("auto", "cuda")
 
 

@@ -821,7 +821,7 @@ def test_a_file_that_has_changed_since_is_a_sentence(tmp_path: Path) -> None:
     pool = Pool(workers=1, start="spawn")
     with pytest.raises(EngineError, match="the run cannot be sent to a worker process: ") as caught:
         answers(pool, run, [Task(0, {"model": Packet(run.params)})])
-    assert "use --engine serial" in str(caught.value)
+    assert "use engine='serial'" in str(caught.value)
 
 
 def test_what_cannot_be_pickled_is_a_sentence(tmp_path: Path) -> None:

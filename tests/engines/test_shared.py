@@ -142,7 +142,7 @@ def test_more_than_there_is_room_for_is_refused_before_anything_is_written() -> 
     sentence = f"shared memory has no room for {size / 2**20:.1f} MiB (No space left on device);"
     with pytest.raises(SharedMemoryFull, match=re.escape(sentence)) as caught:
         put([tree], name)
-    assert str(caught.value).endswith("; free some of /dev/shm, or use --engine serial.")
+    assert str(caught.value).endswith("; free some of /dev/shm, or use engine='serial'.")
     assert not (Path("/dev/shm") / name).exists()
     after = os.statvfs("/dev/shm")
     # Other processes may take a little at the same time.

@@ -46,7 +46,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], object], str]] = {
     "unfinished": (
         {},
         lambda path: (path / "summary.json").unlink(),
-        r"not finished.*fedgrove resume",
+        r"not finished.*fedgrove\.resume\(",
     ),
     "no run": ({}, lambda path: (path / "config.toml").unlink(), r"not a run folder"),
     "no models": ({}, lambda path: shutil.rmtree(path / "models"), r"no models/index.json"),

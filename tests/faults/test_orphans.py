@@ -191,7 +191,7 @@ def test_a_full_shm_ends_the_run_with_a_sentence_and_it_can_be_resumed(
     assert process.returncode == 1, err
     assert "shared memory has no room for" in printed
     assert "No space left on device" in printed
-    assert f"2 of 4 rounds are saved; resume with: fedgrove resume {out}" in printed
+    assert f"2 of 4 rounds are saved; resume with: fedgrove.resume({str(out)!r})" in printed
     assert err == ""
 
     result = fedgrove.resume(out, engine="serial", progress=False)

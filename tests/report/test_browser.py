@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.report.record import record
-from tests.report.test_comparison_report import RUNS
+from tests.report.test_comparison_report import RUNS, run
 
 from fedgrove.report.comparison_report import make_comparison_report
 from fedgrove.report.page import Page
@@ -215,3 +215,32 @@ def test_ten_thousand_rows_are_there_when_asked_for(tmp_path: Path) -> None:
     return [first, shown()];
     """
     assert asked(make_run_report(record(10_000, 3)), tmp_path, script) == [100, 10_000]
+
+
+def test_all_rows_are_printed(tmp_path: Path) -> None:
+    """On the screen a long table scrolls, and its rows after the hundredth wait for a click."""
+    assert count_sheets(40, tmp_path) + 4 <= count_sheets(340, tmp_path)
+
+
+def count_sheets(runs: int, folder: Path) -> int:
+    page = make_comparison_report([run(f"method{i}", 0, 0.5, 100) for i in range(runs)])
+    (folder / "page.html").write_text(page.html(), encoding="utf-8")
+    pdf = folder / "page.pdf"
+    assert BROWSER is not None
+    words = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu"]
+    words += [f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={pdf}"]
+    subprocess.run([*words, (folder / "page.html").as_uri()], timeout=120, check=True)
+    return len(re.findall(rb"/Type /Page\b", pdf.read_bytes()))
+
+
+def test_a_chart_is_saved_as_a_file(tmp_path: Path) -> None:
+    script = """
+    const saved = [];
+    URL.createObjectURL = (blob) => { saved.push(blob.type, blob.size > 1000); return "about:blank"; };
+    HTMLAnchorElement.prototype.click = function () { saved.push(this.download); };
+    document.querySelector("figcaption button").click();
+    return saved;
+    """
+    page = make_comparison_report(RUNS)
+    name = "accuracy-mean-over-clients-before-fine-tuning.svg"
+    assert asked(page, tmp_path, script) == ["image/svg+xml", True, name]

@@ -6,11 +6,13 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedgrove.errors import InputError
 from fedgrove.report.charts import (
     WIDTH,
     Chart,
@@ -156,3 +158,59 @@ def test_a_curve_with_many_points_ends_with_the_last_one() -> None:
     assert points[1] == 4
     assert thin_out([1, 2], 300) == [1, 2]
     assert thin_out([], 300) == []
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def two_lines() -> Chart:
+    series = [
+        Series("one", [1, 2], [3, 5], 0, band=[0.5, 0.5], label="one"),
+        Series("other", [1, 2], [3, 4.9], 1, label="other"),
+    ]
+    return draw_xy("Score & <more>, by round", series, "round", "score")
+
+
+def test_a_chart_is_a_file_of_its_own(tmp_path: Path) -> None:
+    chart = two_lines()
+    svg, *_ = chart.write(tmp_path)
+    assert svg == tmp_path / "score-more-by-round.svg"
+    root = ElementTree.fromstring(svg.read_text())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    text = svg.read_text()
+    # Programs other than browsers know no variables, and nothing points at a file.
+    assert "var(" not in text
+    assert "data-t" not in text
+    assert ".c0 .line { stroke: #2f6db5;" in text
+    # It is written again, and another file of that name is not touched.
+    chart.write(tmp_path)
+    svg.write_text("mine")
+    with pytest.raises(InputError, match="was not written by fedgrove"):
+        chart.write(tmp_path)
+
+
+def test_a_chart_is_a_pdf_too(tmp_path: Path) -> None:
+    pytest.importorskip("svglib")
+    svg, pdf = two_lines().write(tmp_path)
+    assert [svg.suffix, pdf.suffix] == [".svg", ".pdf"]
+    assert pdf.read_bytes().startswith(b"%PDF-")
+    # It is written again.
+    two_lines().write(tmp_path)
+
+
+def test_names_at_the_ends_of_lines_do_not_lie_on_each_other() -> None:
+    svg = two_lines().svg
+    found = re.findall(r'<text class="tag" x="([\d.]+)" y="([\d.]+)">(\w+)</text>', svg)
+    assert [name for _, _, name in found] == ["one", "other"]
+    assert abs(float(found[0][1]) - float(found[1][1])) >= 11
+    # The line of 5 ends above that of 4.9.
+    assert float(found[0][1]) < float(found[1][1])
+
+
+def test_a_legend_is_in_the_file_where_no_names_are() -> None:
+    marks = [Marks("before", [1.0], 0), Marks("after", [2.0], 1)]
+    text = draw_rows("t", ["a"], marks, "score").standalone()
+    assert ">before</text>" in text
+    assert ">after</text>" in text
+    assert ">one</text>" in two_lines().standalone()
+    assert two_lines().standalone().count(">one</text>") == 1

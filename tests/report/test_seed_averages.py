@@ -11,12 +11,11 @@ import pytest
 from fedgrove.report.seed_averages import (
     average_over_seeds,
     compare_methods,
-    latex_table,
-    markdown_table,
     paired_difference,
     print_method_rows,
     print_seed_averages,
 )
+from fedgrove.report.tables import name_by_length
 
 
 def summary(
@@ -98,7 +97,7 @@ def test_runs_whose_names_differ_in_the_seed_have_no_mean_if_they_are_of_other_d
 
 
 def test_fine_tuned_and_other_runs_have_no_common_mean() -> None:
-    tuned = summary("a", 1, 0.7, finetune={"3": {}})
+    tuned = summary("a", 1, 0.7, finetune={"0": {}, "3": {}}, accuracy_mean_after_3=0.8)
     assert len(average_over_seeds({"a-s0": summary("a", 0, 0.5), "a-s1": tuned})) == 2
 
 
@@ -223,11 +222,38 @@ def test_the_tables_say_it() -> None:
     assert "paired" not in file.getvalue()
 
 
-def test_names_in_tables_for_a_paper_show_and_do_nothing_else() -> None:
-    groups = average_over_seeds({"<img src=x onerror=f()>\x1b[31m\na|b-s0": summary("a", 0, 0.5)})
-    row = markdown_table(groups).splitlines()[2]
-    assert row.startswith("| \\<img src=x onerror=f()>?\\[31m a\\|b")
-    assert "<img src=x onerror=f()>?[31m a|b" in latex_table(groups)
+def test_scores_before_and_after_fine_tuning_are_averaged_under_their_own_keys() -> None:
+    runs = {}
+    for seed in (0, 1):
+        runs[f"a-s{seed}"] = summary("a", seed, 0.5, finetune=["0", "3"]) | {
+            "accuracy_mean_after_3": 0.7,
+            "accuracy_worst_after_3": 0.3,
+        }
+        runs[f"b-s{seed}"] = summary("b", seed, 0.6 + 0.1 * seed, finetune=["0", "3"]) | {
+            "accuracy_mean_after_3": 0.6,
+            "accuracy_worst_after_3": 0.3,
+        }
+    a, b = average_over_seeds(runs)
+    assert (a["finetune"], a["accuracy_mean"], a["accuracy_mean_after_3"]) == ([0, 3], 0.5, 0.7)
+    # Before fine-tuning b is .1 and .2 ahead, after it .1 behind on both.
+    assert b["paired"][0]["difference"] == pytest.approx(0.15)
+    assert b["paired_after_3"][0]["difference"] == pytest.approx(-0.1)
+    file = io.StringIO()
+    print_seed_averages([a, b], file)
+    rows = [line.split() for line in file.getvalue().splitlines()]
+    assert [row[4] for row in rows if row[:2] == ["a", "2"]] == ["0.00", "0.00"]
+    assert ["a", "2", "50.00", "±", "0.00", "25.00", "0"] in [row[:7] for row in rows]
+    assert ["a", "2", "70.00", "±", "0.00", "30.00", "3"] in [row[:7] for row in rows]
+    assert ["b", "a", "3", "2", "-10.00", "0.00", "-"] in rows
+
+
+def test_a_seed_of_an_older_version_is_missing_before_fine_tuning_only() -> None:
+    old = summary("a", 0, 0.0, finetune=["3"], accuracy_mean_after_3=0.7)
+    del old["accuracy_mean"]
+    new = summary("a", 1, 0.5, finetune=["0", "3"], accuracy_mean_after_3=0.9)
+    (group,) = average_over_seeds({"a-s0": old, "a-s1": new})
+    assert (group["seeds"], group["accuracy_mean"]) == ([1], 0.5)
+    assert (group["seeds_after_3"], group["accuracy_mean_after_3"]) == ([0, 1], 0.8)
 
 
 def tuned_summary(accuracy: float, worst: float, up: int, seed: int = 0) -> dict[str, Any]:
@@ -236,6 +262,7 @@ def tuned_summary(accuracy: float, worst: float, up: int, seed: int = 0) -> dict
     return {
         "method": "a",
         "seed": seed,
+        **name_by_length({"0": scores, "3": tuned}),
         "finetune": {"0": scores, "3": tuned},
         "density": 0.3,
         "bytes_up": up,
@@ -260,7 +287,7 @@ def test_what_an_engineer_asks_first_fits_eighty_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = tuned_summary(0.5, 0.2, 6000) | {"rounds": 2, "cohort": 3}
-    first["finetune"] = {"0": first["finetune"]["0"] | {"accuracy_worst10": 0.25}}
+    first |= {"accuracy_worst10": 0.25, "finetune": {"0": {}}}
     (line,) = compare_methods({"a": [first]}, {"a": 218_100})
     # 6,000 up and 12,000 down, of 2 rounds of 3 devices: 3,000 bytes each.
     assert (line["accuracy_worst10"], line["model_bytes"]) == (0.25, 218_100)

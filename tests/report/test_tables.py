@@ -1,7 +1,7 @@
 import io
 from typing import Any
 
-from fedgrove.report.tables import print_summaries
+from fedgrove.report.tables import name_by_length, print_summaries
 
 
 def summary(mean: float, **more: Any) -> dict[str, Any]:
@@ -148,14 +148,20 @@ def test_each_fine_tuning_length_has_a_row() -> None:
         "accuracy_worst10": 0.5,
     }
     high = {**low, "accuracy_mean": 0.75}
-    lines = printed(summary(0.75, finetune={"0": low, "25": high}))
-    assert [line.split()[0] for line in lines[3:5]] == ["0", "25"]
-    assert "50.00 ± 0.00 " in lines[3]
+    known = name_by_length({"0": low, "25": high})
+    one = summary(0.75, **known, finetune={"0": low, "25": high})
+    lines = printed(one, one | {"method": "local", "accuracy_mean_after_25": 0.25})
+    assert [line.split()[1] for line in lines[3:7]] == ["0", "25", "0", "25"]
+    # Before fine-tuning and after it, each with its own best.
+    assert "50.00 ± 0.00 *" in lines[3]
     assert "75.00 ± 0.00 *" in lines[4]
+    assert "25.00 ± 0.00 " in lines[6]
+    assert "* the best mean accuracy, before fine-tuning and after it" in lines
 
 
 def test_one_length_that_is_not_zero_is_said() -> None:
-    lines = printed(summary(0.5, finetune={"3": {}}))
+    lines = printed(summary(0.5, finetune={"3": {}}, accuracy_mean_after_3=0.75))
+    assert "75.00 ±" in lines[3]
     assert lines[1].split()[0] == "tuned"
     assert lines[3].split()[0] == "3"
 

@@ -52,7 +52,7 @@ def test_lower_ranks_come_first_and_the_others_are_named() -> None:
     text = printed(COLUMNS, ROWS, 34)
     assert text.splitlines()[2].split() == ["a", "94.12", "±", "10.00", "8,970"]
     assert " ".join(text.split()).endswith(
-        "no room for the column seconds: set COLUMNS=35, or see --json"
+        "no room for the column seconds: set COLUMNS=35, or see .frame()"
     )
     assert "8,970" not in printed(COLUMNS, ROWS, 25)
 

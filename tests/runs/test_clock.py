@@ -90,7 +90,7 @@ def test_a_deadline_that_nobody_meets_says_how_long_the_fastest_takes(tmp_path: 
     watch = Stopwatch(run, start=0.0)
     list(watch.time_answers([report(0), report(1)]))
     sentence = (
-        "No client answered within --deadline 1: the fastest, client 1, takes 2 s of virtual time "
+        "No client answered within deadline=1: the fastest, client 1, takes 2 s of virtual time "
         "(1 s down, 0.5 s of work, 0.5 s up)."
     )
     assert watch.explain_all_late() == sentence
@@ -300,7 +300,7 @@ def test_who_is_late_is_lost_and_a_resumed_run_has_the_same_clock(
 
 def test_a_deadline_that_all_clients_miss_leaves_nothing_behind(tmp_path: Path) -> None:
     message = (
-        r"^No client answered within --deadline 1e-05: the fastest, client \d, takes 0.0\d+ s of"
+        r"^No client answered within deadline=1e-05: the fastest, client \d, takes 0.0\d+ s of"
     )
     with pytest.raises(NoClientInTime, match=message):
         fedgrove.run("fedavg", **TINY, deadline=1e-5, engine="serial", out=tmp_path / "run")
@@ -313,7 +313,7 @@ def test_where_others_may_be_faster_the_exchange_is_tried_again(tmp_path: Path) 
         fedgrove.run("fedavg", **words)
     sentence = str(refused.value)
     assert sentence.startswith("the exchange of round 1 was abandoned 3 times: 0 of 2 clients")
-    assert "A longer --deadline or --timeout may help. No client answered within --dead" in sentence
+    assert "A longer deadline or timeout may help. No client answered within dead" in sentence
     lines = lines_of(tmp_path / "run")
     assert [line["virtual_clock"] for line in lines] == [1e-5, 2e-5, 3e-5]
     assert RunFolder(tmp_path / "run").rounds_saved() == 0

@@ -59,7 +59,7 @@ def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     RunFolder.create(path, "seed = 1\n")
     with pytest.raises(
-        InputError, match=r"exists; runs are never overwritten\. Give a different --out, or resume"
+        InputError, match=r"exists; runs are never overwritten\. Give a different out, or resume"
     ):
         RunFolder.create(path, "seed = 2\n")
     assert RunFolder.open(path).config == "seed = 1\n"

@@ -563,7 +563,7 @@ def test_an_update_that_is_too_long_by_hand() -> None:
     assert too_long(2000.5, 7.0, 20.0) == (
         "too long",
         "client 4 sent model with a change of length 2e+03; recent ones allow 2e+03, 100 times "
-        "their median. --norm-bound changes the factor.",
+        "their median. norm_bound changes the factor.",
     )
     assert too_long(2000.0, 7.0, 20.0) is None
     found = too_long(2000.0, 7.0, 20.0, Gate(norm=50))

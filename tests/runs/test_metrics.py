@@ -152,13 +152,15 @@ def test_a_run_reports_what_its_predictions_give(metric: str, engine: str) -> No
         logits = torch.from_numpy(result.model(k).outputs(unscaled(federation, client.test.x)))
         true.append(client.test.y.numpy())
         predicted.append(logits.argmax(1).numpy())
-        found = result.summary[f"{metric}_clients"][str(k)]
+        found = result.summary[f"{metric}_clients_after_1"][str(k)]
         assert found == pytest.approx(score_by_sklearn(metric, true[-1], predicted[-1]), abs=1e-7)
     pooled = score_by_sklearn(metric, np.concatenate(true), np.concatenate(predicted))
-    assert result.summary[f"{metric}_pooled"] == pytest.approx(pooled, abs=1e-7)
+    assert result.summary[f"{metric}_pooled_after_1"] == pytest.approx(pooled, abs=1e-7)
     assert result.summary["metric"] == metric
     assert result.rounds()[-1][f"{metric}_pooled"] <= 1
-    assert result.clients()[0][metric] == result.summary[f"{metric}_clients"]["0"]
+    for ending in ("", "_after_1"):
+        scores = result.summary[f"{metric}_clients{ending}"]
+        assert result.clients()[0][f"{metric}{ending}"] == scores["0"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ca-afp", "grove", "ditto"])
@@ -181,7 +183,7 @@ def test_validation_has_the_metric_too() -> None:
     federation = data.load("digits", clients=4, validation=0.2)
     result = fedgrove.run("fedavg", data=federation, metric="macro_f1", **OPTIONS)
     values = list(result.summary["validation_clients"]["1"].values())
-    assert result.summary["validation_mean"] == pytest.approx(sum(values) / len(values))
+    assert result.summary["validation_mean_after_1"] == pytest.approx(sum(values) / len(values))
     plain = fedgrove.run("fedavg", data=federation, **OPTIONS)
     assert plain.summary["validation_mean"] != result.summary["validation_mean"]
 

@@ -69,7 +69,7 @@ def test_every_method_runs_or_is_refused_before_it_begins(name: str, tmp_path: P
         with pytest.raises(InputError) as caught:
             privacy.check_protected(run)
         sentence = str(caught.value)
-        assert sentence.startswith(f"{name} cannot run with --privacy: its clients ")
+        assert sentence.startswith(f"{name} cannot run with privacy: its clients ")
         assert REFUSED[name] in sentence
         return
     try:
@@ -149,7 +149,7 @@ class Liar(FedAvg):
 @pytest.mark.parametrize("what", ["metrics", "mask", "packets"])
 def test_what_was_not_announced_does_not_leave(what: str, tmp_path: Path) -> None:
     run = make_run(Liar(what=what), tmp_path, privacy=Privacy(1.0, 1.0))
-    with pytest.raises(InputError, match="cannot run with --privacy"):
+    with pytest.raises(InputError, match="cannot run with privacy"):
         first_reports(run)
 
 

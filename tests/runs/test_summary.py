@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fedgrove as fg
 from fedgrove import data, methods
+from fedgrove.report.tables import name_old_scores
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
 from fedgrove.runs.summary import find_true_kinds, measure_purity, purity
@@ -92,3 +93,55 @@ def test_examples_are_those_of_the_last_round(tmp_path: Path) -> None:
     sizes = {str(k): len(federation.client(k, 1).train) for k in federation.ids}
     assert result.summary["train_examples_clients"] == sizes
     assert sizes != {str(k): len(federation.client(k, 0).train) for k in federation.ids}
+
+
+def test_plain_keys_are_before_fine_tuning_whatever_lengths_are_asked_for() -> None:
+    size: dict[str, Any] = {"data": "digits", "clients": 4, "cohort": 2, "rounds": 1, **QUIET}
+    plain = fg.run("fedavg", **size)
+    tuned = fg.run("fedavg", **size, finetune=(2,))
+    assert tuned.summary["finetune"].keys() == {"0", "2"}
+    for key in ("mean", "std", "worst", "worst10", "pooled", "clients"):
+        assert tuned.summary[f"accuracy_{key}"] == plain.summary[f"accuracy_{key}"]
+        assert tuned.summary[f"accuracy_{key}_after_2"] != plain.summary[f"accuracy_{key}"]
+    # Fine-tuning itself does not depend on what is scored next to it.
+    both = fg.run("fedavg", **size, finetune=(0, 2))
+    assert both.summary["accuracy_clients_after_2"] == tuned.summary["accuracy_clients_after_2"]
+
+
+def test_tasks_have_both_too() -> None:
+    size: dict[str, Any] = {"data": "rooms+tags", "clients": 4, "rounds": 1, **QUIET}
+    summary = fg.run("local", **size, finetune=(1,)).summary
+    assert summary["tasks"] == summary["finetune"]["0"]["tasks"]
+    assert summary["tasks_after_1"] == summary["finetune"]["1"]["tasks"]
+    assert summary["tasks"] != summary["tasks_after_1"]
+
+
+def old_summary(**finetune: dict[str, float]) -> dict[str, Any]:
+    """As earlier versions wrote it: the scores under plain keys are those after the last length."""
+    last = list(finetune.values())[-1]
+    return {
+        "metric": "accuracy",
+        **last,
+        "validation_mean": 0.6,
+        "accuracy_clients": {"0": 0.9},
+        "finetune": {length.removeprefix("n"): scores for length, scores in finetune.items()},
+    }
+
+
+def test_an_old_summary_is_read_with_the_names_of_today() -> None:
+    before = {"accuracy_mean": 0.5, "accuracy_worst": 0.25}
+    after = {"accuracy_mean": 0.9, "accuracy_worst": 0.75}
+    both = name_old_scores(old_summary(n0=before, n3=after))
+    assert (both["accuracy_mean"], both["accuracy_mean_after_3"]) == (0.5, 0.9)
+    assert (both["accuracy_worst"], both["accuracy_worst_after_3"]) == (0.25, 0.75)
+    assert both["accuracy_clients_after_3"] == {"0": 0.9}
+    assert "accuracy_clients" not in both
+    # What was not measured before fine-tuning is not known, and not what it was after it.
+    late = name_old_scores(old_summary(n3=after))
+    assert "accuracy_mean" not in late
+    assert "validation_mean" not in late
+    assert (late["accuracy_mean_after_3"], late["validation_mean_after_3"]) == (0.9, 0.6)
+    # Of those of today, and of runs without fine-tuning, nothing is renamed.
+    assert name_old_scores(both) == both
+    plain = old_summary(n0=before)
+    assert name_old_scores(plain) == plain

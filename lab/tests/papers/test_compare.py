@@ -189,9 +189,12 @@ def test_values_over_the_rounds() -> None:
 
 def test_the_best_client_and_what_is_pruned_of_a_layer() -> None:
     run = summary(
-        0, {0: 0.5, 3: 0.7}, accuracy_clients={"0": 0.6, "1": 0.8}, figures={"density:w": 0.25}
+        0,
+        {0: 0.5, 3: 0.7},
+        accuracy_clients_after_3={"0": 0.6, "1": 0.8},
+        figures={"density:w": 0.25},
     )
-    # The accuracies of single clients are those of the last length.
+    # A run of an older version has the accuracies of single clients at the last length only.
     assert [run_value(run, f"accuracy_best:{n}") for n in (0, 3)] == [None, 0.8]
     assert run_value(run, "pruned:0", "w") == 0.75
     assert run_value(run, "pruned:0", "v") is None

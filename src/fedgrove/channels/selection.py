@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..errors import UnfitError, check
+from ..errors import UnfitError, check, spell_option
 from ..renamed import find_old_names
 from ..trees import Tree
 from .groups import ChannelGroup, Channels, Role
@@ -43,7 +43,7 @@ class Gamma:
         if not scores:
             raise UnfitError(
                 "it has no norm layers after its channels; score them by FilterL1 or FilterL2 "
-                "instead (--set score=FilterL1)."
+                f"instead ({spell_option('set', 'score=FilterL1')})."
             )
         return scores
 

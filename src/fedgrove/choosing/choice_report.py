@@ -14,7 +14,14 @@ from ..options.definition import options_of
 from ..report.comparison_report import ComparedRun, make_comparison_report
 from ..report.page import Page, render, write_if_possible
 from ..report.seed_averages import strip_seed
-from ..report.tables import Scores, format_duration, format_kilobytes, or_dash
+from ..report.tables import (
+    AFTER,
+    Scores,
+    format_duration,
+    format_kilobytes,
+    name_by_length,
+    or_dash,
+)
 from ..report.terminal import Column, print_rows, print_text
 from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.result import Failure, Result
@@ -336,7 +343,8 @@ def write_page(
             continue
         summary = use_validation_scores(end.summary, lengths[label])
         lines = list(map(_line_on_validation, end.folder.metrics_to_show()))
-        runs.append(ComparedRun(str(folder / name), summary, lines))
+        config = end.folder.config
+        runs.append(ComparedRun(str(folder / name), summary, lines, config=config))
     title = f"Which method? {found['pick']}"
 
     def make_page() -> Page:
@@ -362,22 +370,23 @@ def list_notes(found: Mapping[str, Any]) -> list[str]:
 
 
 def use_validation_scores(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:
-    """Return a candidate's summary with its validation scores after fine-tuning."""
-    values = list(summary["validation_clients"][str(epochs)].values())
+    """Return a candidate's summary with its validation scores before and after fine-tuning."""
     metric = summary.get("metric") or "accuracy"
     more_is_better = bool(summary.get("more_is_better", True))
-    figures = spread(values, metric, more_is_better)
-    kept = dict(summary)
-    # Scores per task and the pooled one are on test data, which the page must not show.
-    kept.pop("tasks", None)
-    kept.pop(f"{metric}_pooled", None)
-    return {
-        **kept,
-        **figures,
-        "metric": metric,
-        "finetune": {str(epochs): figures},
-        f"{metric}_clients": summary["validation_clients"][str(epochs)],
-    }
+    kept = {}
+    for key, value in summary.items():
+        # Scores on test data, which the page must not show, and those of other lengths.
+        name = AFTER.sub("", key)
+        if name != "tasks" and not name.startswith(f"{metric}_"):
+            kept[key] = value
+    finetune = {}
+    for length, scores in summary["validation_clients"].items():
+        if int(length) in (0, epochs):
+            finetune[length] = {
+                **spread(list(scores.values()), metric, more_is_better),
+                f"{metric}_clients": scores,
+            }
+    return {**kept, "metric": metric, **name_by_length(finetune), "finetune": finetune}
 
 
 def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from ..config.grid import list_seeds, plain
 from ..config.plan import plan
 from ..core import Engine
 from ..data import ClientData, Federation
-from ..errors import DamageError, EngineError, InputError, check
+from ..errors import DamageError, EngineError, InputError, check, spell_hint, spell_option
 from ..export.formats import ExportRequest
 from ..export.size import measure_dense_file, measure_largest_file
 from ..export.source import opened
@@ -293,7 +293,7 @@ def _check_can_be_judged(run: Any, is_divided: bool) -> None:
             )
     has_validation = any(len(federation.clients[k].validation.y) for k in run.scored)
     if not has_validation:
-        remedy = "give --validation 0.2"
+        remedy = f"give {spell_option('validation', '0.2')}"
         if is_divided:
             remedy = "load the federation with validation=0.2"
         raise InputError(
@@ -387,7 +387,7 @@ def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     if asked != wanted:
         raise InputError(
             f"{folder} contains a different choice, and nothing is overwritten; give a different "
-            "--out, or the same options as before to continue."
+            f"{spell_option('out')}, or the same options as before to continue."
         )
     return folder
 
@@ -423,7 +423,10 @@ def _write(folder: Path, content: Mapping[str, Any]) -> None:
 @contextmanager
 def _advise_on_interrupt(folder: Path) -> Iterator[None]:
     """Make an interruption say how to continue the choice, not one of its sweeps."""
-    how = f"Finished training is kept; to continue, repeat the command with --out {folder}."
+    again = spell_hint(
+        f"repeat the command with --out {folder}", f"call it again with out={str(folder)!r}"
+    )
+    how = f"Finished training is kept; to continue, {again}."
     try:
         yield
     except KeyboardInterrupt:

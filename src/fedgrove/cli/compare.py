@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import check
 from ..options.definition import Options, argument, option, option_class
@@ -49,6 +49,12 @@ class CompareOptions(Options, JsonOption):
         "FILE.html",
         without="next to the runs, or in this folder",
     )
+    charts: str | None = option(
+        None,
+        "Also write each chart of the report into this folder, as SVG; as PDF too after pip "
+        "install 'fedgrove[pdf]'.",
+        "DIR",
+    )
     table: str | None = option(None, "Also write a table for a paper: .md, .tex or .csv.", "FILE")
     force: bool = option(False, "Replace files that fedgrove did not write.")
 
@@ -63,7 +69,11 @@ def compare(options: CompareOptions) -> None:
     check(time or options.to is None, "to", options.to, "given together with --time")
     check(time or options.plot is None, "plot", options.plot, "given together with --time")
     check(not (time and options.bytes), "time", time, "given without --bytes")
-    for name, path in (("page", options.page), ("table", options.table)):
+    for name, path in (
+        ("page", options.page),
+        ("charts", options.charts),
+        ("table", options.table),
+    ):
         is_plain = not (time or options.bytes)
         check(path is None or is_plain, name, path, "given without --time or --bytes")
     if time:
@@ -115,7 +125,7 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
     With --json only what is requested by name is written.
     """
     from ..report.page import check_place
-    from ..report.seed_averages import write_paper_table
+    from ..report.paper_table import write_paper_table
 
     # With --json stdout belongs to the JSON alone.
     stream = sys.stderr if options.json else sys.stdout
@@ -124,6 +134,8 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
         with _file_errors(place):
             write_paper_table(found.groups(), place, "--table", force=options.force)
         print(f"Table: {place}", file=stream)
+    if options.charts is not None:
+        _write_charts(found, Path(options.charts), stream, options.force)
     if options.page is not None:
         path = Path(options.page)
         check_place(path, "--page", force=options.force)
@@ -132,6 +144,16 @@ def _write_files(found: Comparison, options: CompareOptions) -> None:
         print(f"Page: {path}", file=stream)
     elif not options.json and len(found) > 1:
         _write_usual_page(found, options.force)
+
+
+def _write_charts(found: Comparison, folder: Path, stream: TextIO, force: bool) -> None:
+    """Write the charts of a comparison into a folder, which may be new."""
+    written = 0
+    with _file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in found.charts():
+            written += len(chart.write(folder, force=force))
+    print(f"Charts: {folder} ({written} files)", file=stream)
 
 
 def _write_usual_page(found: Comparison, force: bool) -> None:

@@ -147,8 +147,7 @@ def describe_gain(runs: Mapping[str, Sequence[Summary]]) -> str:
 
     def delivered(method: str) -> str:
         # Before fine-tuning: fine-tuning helps every method, and hides what federation gives.
-        shortest = (next(iter(run["finetune"].values())) for run in runs[method])
-        scores = list(map(Scores.from_summary, runs[method], shortest))
+        scores = list(map(Scores.from_summary, runs[method]))
         return scores[0].describe(fmean(each.mean or 0.0 for each in scores))
 
     def sent(method: str) -> float:

@@ -18,11 +18,12 @@ from typing import Any
 from .. import engines
 from ..core import Engine
 from ..engines.faulty import with_faults
-from ..errors import DamageError, EngineError, InputError, check
+from ..errors import DamageError, EngineError, InputError, check, spell_hint, spell_option
+from ..notebook import show_table
 from ..report.comparison_report import ComparedRun, make_comparison_report
 from ..report.page import Page, write_if_possible
 from ..report.progress import MergedProgress, show_progress
-from ..report.seed_averages import average_over_seeds, print_seed_averages
+from ..report.seed_averages import average_over_seeds, name_group_cells, print_seed_averages
 from ..report.tables import print_summaries
 from ..report.terminal import print_pairs
 from ..runs import files, schemas
@@ -32,7 +33,7 @@ from ..runs.lock import LOCK_FILE, check_free, locked
 from ..runs.lockstep import Watch, ignore, train_together
 from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.report_html import write_run_report
-from ..runs.result import Failure, Result
+from ..runs.result import Failure, Result, frame
 from .experiment import Experiment, Federations
 from .plan import Plan, ended, made_here, plan
 from .toml import (
@@ -110,7 +111,7 @@ def resume(
     return sweep(experiments, out, engine=engine, data_dir=data_dir, watch=watch, grid=grid)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sweep(Mapping[str, Result | Failure]):
     """How the runs of a sweep ended, by name, and the folder that holds them."""
 
@@ -126,6 +127,18 @@ class Sweep(Mapping[str, Result | Failure]):
     def __len__(self) -> int:
         return len(self.ends)
 
+    def __repr__(self) -> str:
+        failed = sum(isinstance(end, Failure) for end in self.ends.values())
+        failures = f", {failed} failed" if failed else ""
+        return f"Sweep({len(self)} runs{failures}, in {str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        notes = []
+        for name, end in self.ends.items():
+            if isinstance(end, Failure):
+                notes.append(f"{name} failed: {end.why}")
+        return show_table(repr(self), name_group_cells(self.groups()), notes)
+
     @property
     def has_failures(self) -> bool:
         """Whether a run of the sweep could not be finished."""
@@ -139,6 +152,14 @@ class Sweep(Mapping[str, Result | Failure]):
     def groups(self) -> list[Any]:
         """Every method of the sweep with its settings, over its seeds."""
         return average_over_seeds(self.summaries())
+
+    def frame(self) -> Any:
+        """Return a row per run of the sweep as a DataFrame: its name, state and summary."""
+        summaries = self.summaries()
+        rows = []
+        for name, end in self.ends.items():
+            rows.append({"run": name, **state(end), **(summaries[name] or {})})
+        return frame(rows)
 
     def table(self) -> None:
         """Print every run of the sweep, then methods over seeds, then what failed and why."""
@@ -190,8 +211,8 @@ def read(out: str | Path) -> dict[str, Any]:
     path = Path(out) / SWEEP_FILE
     if not path.is_file():
         raise InputError(
-            f"{out} contains no sweep: it has no {SWEEP_FILE}. `fedgrove sweep --out DIR` makes "
-            "one."
+            f"{out} contains no sweep: it has no {SWEEP_FILE}. "
+            f"`{spell_hint('fedgrove sweep --out DIR', 'fedgrove.sweep(out=DIR)')}` makes one."
         )
     content = files.read_sealed(files.check_inside(Path(out), SWEEP_FILE), new_keys=())
     schemas.check_content(content, schemas.SweepContent, path)
@@ -233,10 +254,11 @@ def _check_folder(out: Path, plans: Mapping[str, Plan]) -> dict[str, str]:
     configs = {name: planned.config for name, planned in plans.items()}
     if not _holds_this_sweep(out, configs):
         has_a_run = (out / SWEEP_FILE).is_file() or (out / "config.toml").is_file()
-        way_out = f", or resume its sweep with: fedgrove resume {out}" if has_a_run else "."
+        how = spell_hint(f"fedgrove resume {out}", f"fedgrove.config.sweep.resume({str(out)!r})")
+        way_out = f", or resume its sweep with: {how}" if has_a_run else "."
         raise InputError(
             f"{out} contains a different sweep or other files, and nothing is overwritten. Give a "
-            f"different --out{way_out}"
+            f"different {spell_option('out')}{way_out}"
         )
     return configs
 
@@ -315,7 +337,9 @@ def _train(
         if summary is not None:
             ends[name] = Result(summary, folder, **made_here(plans[name].experiment))
         else:
-            members.append(plans[name].member(folder, watch, name))
+            member = plans[name].member(folder, watch, name)
+            member.shared_by = len(plans)
+            members.append(member)
     try:
         _write(out, grid, folders, ends)
         faulty = with_faults(engine, [member.run for member in members])
@@ -358,9 +382,10 @@ def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[Compa
     for name, end in ends.items():
         lines = end.folder.metrics_to_show()
         if isinstance(end, Failure):
-            runs.append(ComparedRun(str(out / name), None, lines, f"failed: {end.why}"))
+            why = f"failed: {end.why}"
+            runs.append(ComparedRun(str(out / name), None, lines, why, config=end.folder.config))
         else:
-            runs.append(ComparedRun(str(out / name), end.summary, lines))
+            runs.append(ComparedRun(str(out / name), end.summary, lines, config=end.folder.config))
     return runs
 
 
@@ -369,7 +394,7 @@ def _how_to_resume(out: Path, configs: Sequence[str]) -> str:
         # What was made in Python is not in the folders; where it is given again, they are found.
         return "to continue, run the same sweep again from Python."
     # Any of those that name code says how.
-    ways = {how_to_resume(config, out) for config in configs}
+    ways = {how_to_resume(config, out, "fedgrove.config.sweep.resume") for config in configs}
     return max(ways, key=len)
 
 

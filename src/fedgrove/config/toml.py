@@ -52,7 +52,7 @@ from torch import nn
 from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
-from ..errors import InputError, Refusals, clean_text, shown, unknown
+from ..errors import InputError, Refusals, clean_text, shown, spell_hint, unknown
 from ..metrics import Metric
 from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
@@ -305,7 +305,7 @@ def check_trust(
         path = Path(spec.rpartition(":")[0] or spec)
         raise InputError(
             f'{folder / file} has {option} = "{spec}", so the code in {path.absolute()} '
-            "would be run. If you trust it, add --trust (in Python: trust=True)."
+            f"would be run. If you trust it, add {spell_hint('--trust', 'trust=True')}."
         )
 
 
@@ -374,27 +374,30 @@ def made_in_python(text: str) -> list[str]:
     return needed
 
 
-def how_to_resume(text: str, path: Path) -> str:
-    """The command that resumes a run with this config.toml, for the end of a sentence.
+def how_to_resume(text: str, path: Path, function: str = "fedgrove.resume") -> str:
+    """What resumes a run with this config.toml, for the end of a sentence; ``function`` in Python.
 
     >>> how_to_resume('[run]\\nnet = "x.py:Net"', Path(".."))
-    'resume with: fedgrove resume .. --trust'
+    "resume with: fedgrove.resume('..', trust=True)"
     >>> how_to_resume("", Path("runs/gone"))
-    'runs/gone was moved or deleted; if it was moved, resume with: fedgrove resume NEW_PLACE'
+    'runs/gone was moved or deleted; if it was moved, resume with: fedgrove.resume(NEW_PLACE)'
     """
     if not path.is_dir():
-        return (
-            f"{path} was moved or deleted; if it was moved, resume with: fedgrove resume NEW_PLACE"
-        )
+        how = spell_hint("fedgrove resume NEW_PLACE", f"{function}(NEW_PLACE)")
+        return f"{path} was moved or deleted; if it was moved, resume with: {how}"
     needed = made_in_python(text)
     code = [option for option in named_code(text) if option.partition(".")[0] not in needed]
     if needed:
         options = [f"{option}=..." for option in needed]
         if code:
             options.append("trust=True")
-        return f"resume from Python with: fedgrove.resume({str(path)!r}, {', '.join(options)})"
-    trust = " --trust" if code else ""
-    return f"resume with: fedgrove resume {shlex.quote(str(path))}{trust}"
+        return f"resume from Python with: {function}({str(path)!r}, {', '.join(options)})"
+    typed = shlex.quote(str(path))
+    python = repr(str(path))
+    if code:
+        typed += " --trust"
+        python += ", trust=True"
+    return f"resume with: {spell_hint(f'fedgrove resume {typed}', f'{function}({python})')}"
 
 
 def _types(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -102,9 +102,9 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         rng = numpy_rng(choices.seed, "restricted", k)
         owned[k] = rows[scenarios.select_classes(scenario, dataset.y[rows], rng)]
     # A client that cannot be both trained and tested is left out; it may do without validation.
-    parts = []
+    parts: list[splits.SplitRows] = []
     names = []
-    left_out = []
+    left_out: list[str] = []
     all_parts = splits.split(dataset, owned, kind, choices.seed, choices.validation)
     for rows, part in zip(owned, all_parts, strict=True):
         client_name = _find_name(dataset, choices, rows)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core import ClientInfo, assign_folds
 from ..errors import InputError, check, is_plain_text, shown
+from ..notebook import show_table
 from ..options.groups import VALIDATION
 from ..problems import CLASSES, AnyProblem, score_by
 from .preparation import IDENTITY, Preparation
@@ -54,6 +55,10 @@ class Examples:
     def folds(self) -> Tensor:
         """The fold of each example, for methods that score on training data in turn."""
         return assign_folds(self.y)
+
+
+MOST_SHOWN = 10
+"""Clients of a federation that a notebook shows."""
 
 
 class SharedExamples(Examples):
@@ -397,6 +402,18 @@ class Federation:
             f"Federation({self.name!r}, {len(self.clients)} clients, {self.classes} outputs, "
             f"shape {self.shape}, partition {self.partition!r})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = []
+        # Data that are made when they are needed would all be made for this.
+        if not self.is_lazy:
+            for client in self.ids[:MOST_SHOWN]:
+                data = self.client(client)
+                row = {"client": self.name_of(client), "training examples": len(data.train)}
+                rows.append({**row, "test examples": len(data.test)})
+        more = len(self.clients) - len(rows)
+        notes = [f"and {more:,} more clients"] if more and rows else []
+        return show_table(repr(self), rows, [*notes, *self.notes])
 
     def __post_init__(self) -> None:
         named = {

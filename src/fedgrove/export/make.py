@@ -37,7 +37,7 @@ from ..errors import (
 )
 from ..metrics import ACCURACY, Metric
 from ..nets import Net
-from ..report.tables import format_bytes, format_kilobytes
+from ..report.tables import finetune_lengths, format_bytes, format_kilobytes, scores_after
 from ..runs.files import write_bytes
 from ..runs.folder import RunFolder
 from ..runs.result import Result
@@ -517,9 +517,10 @@ def _notes(subject: Subject, rows: Sequence[Row], torch_score: float) -> Iterato
         if not metric.more_is_better:
             lost = -lost
         yield from _note_on_int8(metric, lost, scores["shrunk"], examples)
+    # The models that are kept are those after the last length of fine-tuning.
+    tuned = scores_after(source.summary, finetune_lengths(source.summary)[-1])
     # Of a mixed federation each client's score is of its own task.
-    of_clients = source.summary.get(f"{metric.name}_clients")
-    of_clients = of_clients or source.summary.get("metric_clients", {})
+    of_clients = tuned.get(f"{metric.name}_clients") or tuned.get("metric_clients", {})
     reported = of_clients.get(str(subject.client))
     if reported is not None:
         # One example may fall otherwise on another machine; two have another cause.

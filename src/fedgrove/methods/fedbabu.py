@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core import Edit, Give, Setup, Stage, Train
-from ..errors import UnfitError, check
+from ..errors import UnfitError, check, spell_option
 from ..nets import Net
 from ..parts.local import for_epochs
 from ..parts.one_model import OneModel, dense_bytes
@@ -50,7 +50,8 @@ class FedBABU(FedAvg):
         if self.head >= len(layers):
             raise UnfitError(
                 f"the last {self.head} layers are the head, and it has {len(layers)} with "
-                "parameters: no body is left. Use a smaller head (--set head=1), or a deeper net."
+                "parameters: no body is left. Use a smaller head "
+                f"({spell_option('set', 'head=1')}), or a deeper net."
             )
         head = set(setup.layout.last(self.head))
         return OneModel(0, {name: v for name, v in setup.params.items() if name not in head})

@@ -49,7 +49,7 @@ from ..core import (
     Task,
     Train,
 )
-from ..errors import check
+from ..errors import check, spell_option
 from ..nets import Net, build, user_files
 from ..nets.layout import probe
 from ..parts.aggregate import Averaging, WeightedMean
@@ -369,7 +369,7 @@ class FedKD:
             "mentee",
             self.mentee,
             "left out, unless there are mentors (distil above 0), of the run's own network, and "
-            "clients use them: --set use_mentor=true",
+            f"clients use them: {spell_option('set', 'use_mentor=true')}",
         )
         check(
             has_mentors or not self.use_mentor,

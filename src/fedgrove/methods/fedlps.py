@@ -53,7 +53,7 @@ from ..core import (
     Task,
     Train,
 )
-from ..errors import UnfitError, check
+from ..errors import UnfitError, check, spell_option
 from ..nets import Net
 from ..nets.freeze import split_layers
 from ..nets.layout import Layout
@@ -99,7 +99,7 @@ class FedLPS(CommonParts):
         if not groups and min(shares.values()) < 1:
             raise UnfitError(
                 "after the encoder it has no channels that can be removed. Use a shorter encoder "
-                "(--set encoder=0), or a different net."
+                f"({spell_option('set', 'encoder=0')}), or a different net."
             )
         predictor = {name: v for name, v in setup.params.items() if name not in frozen}
         return State(0, predictor, groups_to_plain(groups), shares, {})

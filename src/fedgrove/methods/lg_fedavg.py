@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core import Edit, Give, Setup, Stage, Train
-from ..errors import UnfitError, check
+from ..errors import UnfitError, check, spell_option
 from ..nets import Net
 from ..parts.one_model import OneModel, dense_bytes
 from ..parts.personal import complete, share_received
@@ -43,7 +43,8 @@ class LGFedAvg(FedAvg):
         if len(layers) < self.shared:
             raise UnfitError(
                 f"the last {self.shared} layers are shared, and it has {len(layers)} with "
-                f"parameters. Share fewer (--set shared={len(layers)}), or use a deeper net."
+                f"parameters. Share fewer ({spell_option('set', f'shared={len(layers)}')}), or "
+                "use a deeper net."
             )
         return OneModel(0, pick(setup.params, setup.layout.last(self.shared)))
 

@@ -313,7 +313,8 @@ class ScoringOptions:
     )
     finetune: Sequence[int] = option(
         (0,),
-        "Epochs of fine-tuning to report, as in 0,3,25; the last one gives the headline score.",
+        "Epochs of fine-tuning after which scores are reported, as in 3,25; those before it always "
+        "are. The models after the last one are kept.",
         "N,N",
         allowed=LENGTHS,
         check=are_lengths,
@@ -476,7 +477,9 @@ class EngineOptions(TimeoutOption):
         complete="engines",
         checked_as=Any,
     )
-    device: str = option("auto", "Device for training: auto, cpu or cuda.", "NAME")
+    device: str = option(
+        "auto", "Device for training: auto, cpu, cuda, or one GPU, as cuda:0.", "NAME"
+    )
     precision: str = option(
         "fp32", "Precision on CUDA: fp32, tf32 (faster matrix products) or bf16.", "NAME"
     )

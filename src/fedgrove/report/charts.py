@@ -13,14 +13,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..renamed import find_old_names
-from .page import is_finite, render
+from .page import COLOURS, check_place, is_finite, render
 from .tables import format_number
 
 WIDTH = 440
@@ -29,10 +32,20 @@ HEIGHT = 270
 RIGHT_MARGIN = 14
 LONGEST_LABEL = 24
 """Letters of the label of a row."""
+LONGEST_TAG = 18
+"""Letters of the name next to a line or a point."""
+TAG_WIDTH = 5.6
+"""The mean width of a letter of such a name, in units."""
+TAG_HEIGHT = 11.0
+"""The distance between two such names."""
 LETTER_WIDTH = 6.6
 """The mean width of a letter, in units; text is 12 units high."""
 TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 """Distances between ticks, times a power of ten."""
+CHART_MARK = "<!-- fedgrove -->"
+"""What tells charts of fedgrove from other SVG files."""
+PDF_MARK = "ReportLab"
+"""What is near the beginning of the PDF files that are written here."""
 TINY = 1e-100
 """Smaller numbers are drawn as zero: arithmetic with them would overflow."""
 
@@ -60,8 +73,77 @@ class Chart:
     """A picture with its title and its legend."""
 
     title: str
-    svg: str
-    legend: Sequence[LegendEntry] = ()
+    svg: str = field(repr=False)
+    legend: Sequence[LegendEntry] = field(default=(), repr=False)
+
+    def _repr_html_(self) -> str:
+        return self.standalone()
+
+    @property
+    def file_name(self) -> str:
+        """The name of the chart's file, without its ending."""
+        return re.sub("[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    def standalone(self) -> str:
+        """Return the chart as an SVG file: with its legend, in the colours of a light page."""
+        picture = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>(.*)</svg>', self.svg, re.DOTALL)
+        assert picture is not None
+        # Lines that have their names next to them need no legend.
+        legend = [] if 'class="tag"' in self.svg else list(self.legend)
+        values = {
+            "title": self.title,
+            "width": float(picture[1]),
+            "height": float(picture[2]),
+            "content": re.sub(r' data-[a-z]="[^"]*"', "", picture[3]),
+            "style": _make_standalone_style(),
+            "legend": legend,
+            "letter_width": LETTER_WIDTH,
+        }
+        return render("standalone.svg", values)
+
+    def write(self, folder: Path, *, force: bool = False) -> list[Path]:
+        """Write the chart as SVG into an existing folder, and as PDF if svglib is installed.
+
+        Args:
+            folder: The folder.
+            force: Replace files that fedgrove did not write.
+        """
+        svg = folder / f"{self.file_name}.svg"
+        check_place(svg, "charts", endings=(".svg",), mark=CHART_MARK, force=force)
+        svg.write_bytes(self.standalone().encode())
+        if find_spec("svglib") is None:
+            return [svg]
+        # Imported here: it is an optional package, and few commands write charts.
+        from reportlab.graphics.renderPDF import drawToFile
+        from svglib.svglib import svg2rlg
+
+        pdf = svg.with_suffix(".pdf")
+        check_place(pdf, "charts", endings=(".pdf",), mark=PDF_MARK, force=force)
+        drawToFile(svg2rlg(str(svg)), str(pdf), msg=self.title)
+        return [svg, pdf]
+
+
+@cache
+def _make_standalone_style() -> str:
+    """Return the rules of the page's style that a chart needs, without variables.
+
+    Programs other than browsers know no variables in a style.
+    """
+    style = render("style.css", {})
+    light = dict(re.findall(r"(--\w+): (#\w+)", style.partition("}")[0]))
+    rules = []
+    for selectors, look in re.findall(r"^(svg [^{]+) (\{.*\})$", style, re.MULTILINE):
+        # The page's rule for the picture itself is about its place on the page.
+        if selectors == "svg":
+            continue
+        names = [name.strip().removeprefix("svg ") for name in selectors.split(",")]
+        if "var(--c)" not in look:
+            rules.append(f"{', '.join(names)} {look}")
+            continue
+        for i in range(COLOURS):
+            coloured = ", ".join(f".c{i} {name}" for name in names)
+            rules.append(f"{coloured} {look.replace('var(--c)', f'var(--c{i})')}")
+    return re.sub(r"var\((--\w+)\)", lambda found: light[found[1]], "\n".join(rules))
 
 
 @dataclass(frozen=True)
@@ -79,6 +161,10 @@ class Series:
     spread: Sequence[float | None] = ()
     """Half the length of the whisker of each point."""
     spread_x: Sequence[float | None] = ()
+    band: Sequence[float] = ()
+    """Half the height of the band around the line at each point."""
+    label: str = ""
+    """The name that stands next to the last point."""
     tips: Sequence[str] = ()
     """The text of each point; by default its numbers."""
     in_legend: bool = True
@@ -273,6 +359,16 @@ class _Area:
             command = "L"
         return "".join(steps)
 
+    def band(self, series: Series) -> str:
+        """Return the outline of the band around a line: its upper edge, and the lower one back."""
+        upper = []
+        lower = []
+        for x, y, half in zip(series.x, series.y, series.band, strict=True):
+            if is_finite(x) and is_finite(y):
+                upper.append(f"{self.x(x):.1f} {self.y(y + half):.1f}")
+                lower.append(f"{self.x(x):.1f} {self.y(y - half):.1f}")
+        return f"M{'L'.join([*upper, *reversed(lower)])}Z"
+
     def y_ticks(self) -> Iterator[tuple[float, str]]:
         """Yield the position and the label of each tick."""
         for tick, label in zip(self.y_axis.ticks, self.y_axis.labels(), strict=True):
@@ -326,7 +422,7 @@ def draw_xy(
     all_y: list[float | None] = [level]
     for each in series:
         all_x += _with_whisker_ends(each.x, each.spread_x)
-        all_y += _with_whisker_ends(each.y, each.spread)
+        all_y += _with_whisker_ends(each.y, each.spread or each.band)
     if not any(map(is_finite, all_y)):
         return _draw_nothing(title)
     x_axis = make_axis(all_x, log=log_x, from_zero=x_from_zero, within=x_within)
@@ -335,7 +431,13 @@ def draw_xy(
         x_axis = Axis(x_axis.low, x_axis.high, ticks)
     y_axis = make_axis(all_y, from_zero=y_from_zero, within=y_within)
     left = _width_of(y_axis.labels()) + 10
-    area = _Area(x_axis, y_axis, left, WIDTH - RIGHT_MARGIN, height - 40, 24)
+    names = [shorten_label(each.label, LONGEST_TAG) for each in series if each.label]
+    # Names of lines stand to the right of them; those of single points find room within.
+    has_lines = any(each.label and each.line for each in series)
+    right = WIDTH - RIGHT_MARGIN
+    if has_lines:
+        right -= round(TAG_WIDTH * max(map(len, names)))
+    area = _Area(x_axis, y_axis, left, right, height - 40, 24)
     svg = _render(
         "xy.svg",
         title,
@@ -345,8 +447,76 @@ def draw_xy(
         x_title=x_title,
         y_title=y_title,
         level=level,
+        tags=_place_tags(area, series),
     )
     return Chart(title, svg, _make_legend(series))
+
+
+class _Tag(NamedTuple):
+    """The name of a series, and where it stands."""
+
+    text: str
+    x: float
+    y: float
+    number: int
+
+
+def _place_tags(area: _Area, series: Sequence[Series]) -> dict[int, _Tag]:
+    """Return where the names of series stand in a chart, so that none covers another."""
+    ends: list[_Tag] = []
+    taken: list[tuple[float, float]] = []
+    for number, each in enumerate(series):
+        points = [(x, y) for x, y in zip(each.x, each.y, strict=True) if is_finite(y)]
+        if not points or not each.label:
+            continue
+        x = area.x(float(points[-1][0] or 0.0))
+        y = area.y(float(points[-1][1] or 0.0))
+        ends.append(_Tag(shorten_label(each.label, LONGEST_TAG), x, y, number))
+        taken.append((x, y))
+    placed: list[_Tag] = []
+    for tag in sorted(ends, key=lambda tag: tag.y):
+        each = series[tag.number]
+        if each.line:
+            placed.append(_below(tag._replace(x=tag.x + 5, y=tag.y + 3.5), placed))
+        else:
+            placed.append(_next_to_point(tag, area, placed, taken))
+    # What was pushed out below the chart is moved up again, the last one first.
+    lowest = area.bottom + 4
+    for i in reversed(range(len(placed))):
+        if series[placed[i].number].line:
+            placed[i] = placed[i]._replace(y=min(placed[i].y, lowest))
+            lowest = placed[i].y - TAG_HEIGHT
+    return {tag.number: tag for tag in placed}
+
+
+def _below(tag: _Tag, placed: Sequence[_Tag]) -> _Tag:
+    """Return a chart's tag below those that are placed already."""
+    lowest = max((other.y for other in placed), default=-math.inf)
+    return tag._replace(y=max(tag.y, lowest + TAG_HEIGHT))
+
+
+def _next_to_point(
+    tag: _Tag, area: _Area, placed: Sequence[_Tag], points: Sequence[tuple[float, float]]
+) -> _Tag:
+    """Return a chart's tag where it covers no other tag and no point; else to the right."""
+    width = TAG_WIDTH * len(tag.text)
+    right = tag.x + 9
+    left = tag.x - 9 - width
+    middle = tag.x - width / 2
+    spots = [(right, tag.y + 3.5), (left, tag.y + 3.5), (middle, tag.y - 10), (middle, tag.y + 17)]
+    spots += [(right, tag.y - 8), (right, tag.y + 15), (left, tag.y - 8), (left, tag.y + 15)]
+    for x, y in spots:
+        is_inside = area.left - 4 <= x and x + width <= WIDTH and area.top - 8 <= y <= area.bottom
+        is_free = True
+        for other in placed:
+            is_beside = abs(other.y - y) >= TAG_HEIGHT
+            other_end = other.x + TAG_WIDTH * len(other.text)
+            is_free &= is_beside or other_end < x or x + width < other.x
+        for px, py in points:
+            is_free &= abs(py - (y - 3.5)) > 9 or px < x - 7 or x + width + 7 < px
+        if is_inside and is_free:
+            return tag._replace(x=x, y=y)
+    return tag._replace(x=min(right, WIDTH - width), y=tag.y + 3.5)
 
 
 def _with_whisker_ends(values: Values, spread: Sequence[float | None]) -> list[float | None]:
@@ -556,13 +726,13 @@ def _width_of(texts: Sequence[str]) -> float:
     return LETTER_WIDTH * max(map(len, texts), default=0)
 
 
-def shorten_label(text: str) -> str:
+def shorten_label(text: str, longest: int = LONGEST_LABEL) -> str:
     """Cut a chart's label that is too long, and mark the cut.
 
     >>> shorten_label("fedlayerprune-local.lr=0.01")
     'fedlayerprune-local.lr=…'
     """
-    return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def thin_out(items: Sequence[_T], most: int) -> list[_T]:

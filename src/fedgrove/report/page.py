@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..errors import FolderWarning, InputError, check, make_printable
-from .tables import format_bytes, format_duration, format_kilobytes, format_number, format_percent
+from .tables import (
+    describe_finetuning,
+    format_bytes,
+    format_duration,
+    format_kilobytes,
+    format_number,
+    format_percent,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -135,6 +142,7 @@ def _environment(folder: Path) -> Environment:
         "number": format_number,
         "percent": format_percent,
         "duration": format_duration,
+        "when": describe_finetuning,
         "at": "{:.1f}".format,
         "quote": lambda value: shlex.quote(str(value)),
     }

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import (
@@ -26,13 +27,25 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..notebook import is_notebook
 from .charts import Chart, Series, draw_xy, thin_out
 from .page import Page
-from .tables import Line, Scores, format_bytes, format_duration
+from .tables import (
+    Line,
+    Scores,
+    Summary,
+    describe_finetuning,
+    finetune_lengths,
+    format_bytes,
+    format_duration,
+    scores_after,
+)
 from .terminal import is_live_terminal
 
 PRINT_EVERY = 5.0
 """Seconds between plain lines."""
+NOTEBOOK_EVERY = 0.25
+"""Seconds between changes of the bar in a notebook: each is a message to the browser."""
 REFRESH = 2
 """Seconds after which the page of ``watch`` reloads."""
 MOST_CURVE_POINTS = 300
@@ -103,6 +116,20 @@ def describe_score(line: Line) -> str:
     return _format_mean(Scores.from_summary(line))
 
 
+def describe_scores(summary: Summary) -> str:
+    """Return the mean scores of a finished run, whose progress is over.
+
+    >>> describe_scores({"accuracy_mean": 0.9})
+    'accuracy 90.0 % before fine-tuning'
+    """
+    parts = []
+    for epochs in finetune_lengths(summary):
+        score = describe_score(scores_after(summary, epochs))
+        if score:
+            parts.append(f"{score} {describe_finetuning(epochs)}")
+    return "; ".join(parts)
+
+
 def _format_mean(scores: Scores) -> str:
     if scores.mean is None:
         return ""
@@ -128,6 +155,9 @@ def show_progress(
     if quiet:
         # Callers need not know: there is a function to call in any case.
         yield totals.add
+    elif is_notebook():
+        with _show_in_notebook(totals) as take:
+            yield take
     elif is_live_terminal(sys.stderr):
         with _make_bar() as bar:
             yield _show_in_bar(bar, totals)
@@ -162,6 +192,34 @@ def _show_in_bar(bar: Progress, totals: _Totals) -> Callable[[Line], None]:
         bar.update(task, completed=totals.round, text=totals.describe(), description=description)
 
     return take
+
+
+@contextmanager
+def _show_in_notebook(totals: _Totals) -> Iterator[Callable[[Line], None]]:
+    """Show a bar of progress below the cell of a notebook, which stays there as a line."""
+    # It is there: this process runs in it.
+    from IPython.display import HTML, display
+
+    def draw(text: str) -> HTML:
+        bar = f'<progress max="{totals.rounds}" value="{totals.round}"></progress>'
+        return HTML(f"{bar} {escape(text)}")
+
+    shown = display(draw(totals.describe_all()), display_id=True)
+    shown_at = time.monotonic()
+
+    def take(line: Line) -> None:
+        nonlocal shown_at
+        totals.add(line)
+        is_due = time.monotonic() - shown_at >= NOTEBOOK_EVERY
+        if is_due or totals.is_trained:
+            shown_at = time.monotonic()
+            shown.update(draw(totals.describe_all()))
+
+    yield take
+    spent = time.monotonic() - totals.started
+    shown.update(
+        draw(f"{totals.round} of {totals.rounds} rounds  {totals.describe()}  {spent:.0f} s")
+    )
 
 
 def _print_lines(totals: _Totals) -> Callable[[Line], None]:
@@ -230,7 +288,7 @@ class RunStatus:
     left: float | None = None
     """Seconds that the rest will take, if it goes on as in the last rounds."""
     why: str = ""
-    """Why it failed; the score of a finished run."""
+    """Why it failed; the scores of a finished run, before fine-tuning and after it."""
     scores: tuple[tuple[int, float], ...] = ()
     """The mean score after each round in which clients were scored."""
     traffic: tuple[tuple[int, float], ...] = ()

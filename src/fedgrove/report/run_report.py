@@ -93,7 +93,7 @@ def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
             scores = Scores.from_task(task)
             means.append(f"{scores.describe(scores.mean)} on {name}")
         return f"{method} gives clients {', '.join(means)}."
-    scores = Scores.from_summary(summary)
+    scores = Scores.from_summary(tables.scores_after(summary, tables.finetune_lengths(summary)[0]))
     if scores.mean is None:
         return f"{method} was trained for {summary['rounds']} rounds; no client was scored."
     score = scores.describe(scores.mean)
@@ -102,14 +102,12 @@ def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
     text = f"{method} gives its {summary['clients']:,} clients {score} on average"
     if summary["clients"] == 1:
         text = f"{method} gives its only client {score}"
-    text += f" {tables.describe_finetuning(tables.finetune_epochs(summary))}"
-    others = []
-    for name, phrase in {"fedavg": "fedavg gives", "local": "training alone gives"}.items():
-        other = Scores.from_summary(baselines.get(name, {}))
-        if name != method and other.mean is not None:
-            others.append(f"{phrase} {other.describe(other.mean)}")
-    if others:
-        text += f", where {' and '.join(others)}"
+    first, *longer = tables.finetune_lengths(summary)
+    text += f" {tables.describe_finetuning(first)}{_compare_baselines(method, baselines, first)}"
+    if longer:
+        tuned = Scores.from_summary(tables.scores_after(summary, longer[-1]))
+        text += f"; {tables.describe_finetuning(longer[-1])} {tuned.describe(tuned.mean)}"
+        text += _compare_baselines(method, baselines, longer[-1])
     costs = []
     sent = summary["bytes_up"] + summary["bytes_down"]
     fedavg = baselines.get("fedavg", {})
@@ -126,6 +124,16 @@ def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
     return f"{text}."
 
 
+def _compare_baselines(method: str, baselines: Mapping[str, Summary], epochs: int) -> str:
+    """Return what a report's baselines give after some epochs of fine-tuning."""
+    others = []
+    for name, phrase in {"fedavg": "fedavg gives", "local": "training alone gives"}.items():
+        other = Scores.from_summary(tables.scores_after(baselines.get(name, {}), epochs))
+        if name != method and other.mean is not None:
+            others.append(f"{phrase} {other.describe(other.mean)}")
+    return f", where {' and '.join(others)}" if others else ""
+
+
 class _Report:
     """The charts and texts of a report, as its template asks for them."""
 
@@ -135,9 +143,12 @@ class _Report:
         self.options = {**record.options, **self.summary}
         self.method = str(self.options.get("method") or "a run")
         self.data = str(self.options.get("data") or "data")
-        self.scores = Scores.from_summary(self.summary)
+        self.lengths = tables.finetune_lengths(self.summary)
+        self.scores = self.scores_after(self.lengths[0])
+        # Of older runs the scores before fine-tuning may not be known.
+        self.score_key = tables.key_after("score", self.lengths[0])
         self.is_mixed = "tasks" in self.summary
-        self.when = tables.describe_finetuning(tables.finetune_epochs(self.summary))
+        self.when = tables.describe_finetuning(self.lengths[0])
         self.metrics: dict[str, Scores] = {}
         self.points: list[dict[str, Any]] = []
         self._read_points()
@@ -145,7 +156,7 @@ class _Report:
         self.scored: list[Client] = []
         self.groups: dict[int, list[Client]] = {}
         for client in record.clients:
-            if client.get("score") is not None:
+            if client.get(self.score_key) is not None:
                 self.scored.append(client)
             if client.get("group") is not None:
                 self.groups.setdefault(client["group"], []).append(client)
@@ -165,9 +176,9 @@ class _Report:
         """Return the headline of the report: the result in one sentence."""
         return headline(self.summary, self.record.baselines)
 
-    def scores_after(self, epochs: str) -> Scores:
-        """Return the scores after one of several lengths of fine-tuning."""
-        return Scores.from_summary(self.summary, self.summary["finetune"][epochs])
+    def scores_after(self, epochs: int) -> Scores:
+        """Return the report's scores after one of several lengths of fine-tuning."""
+        return Scores.from_summary(tables.scores_after(self.summary, epochs))
 
     # ---- round by round --------------------------------------------------------------------------
 
@@ -277,7 +288,7 @@ class _Report:
                 Series(
                     f"{name} ({len(chosen):,})",
                     x[chosen],
-                    self.scores.factor * read_column(self.scored, "score")[chosen],
+                    self.scores.factor * read_column(self.scored, self.score_key)[chosen],
                     len(series) % COLOURS,
                     line=False,
                     tips=tips,
@@ -307,7 +318,7 @@ class _Report:
         return found
 
     def _describe_client(self, client: Client) -> str:
-        parts = [f"client {client['name']}", self.scores.describe(client["score"])]
+        parts = [f"client {client['name']}", self.scores.describe(client[self.score_key])]
         if client.get("density") is not None:
             parts.append(f"density {client['density']:.2f}")
         if client.get("group") is not None:
@@ -318,9 +329,10 @@ class _Report:
 
     def _draw_ranks(self) -> Chart:
         """Draw the clients from the worst to the best, next to those of local and fedavg."""
-        methods = {self.method: read_column(self.scored, "score")}
+        methods = {self.method: read_column(self.scored, self.score_key)}
         for name, summary in self.record.baselines.items():
-            others = summary.get(f"{summary.get('metric') or 'accuracy'}_clients")
+            tuned = tables.scores_after(summary, self.lengths[0])
+            others = tuned.get(f"{summary.get('metric') or 'accuracy'}_clients")
             if name != self.method and others:
                 methods[name] = np.array(list(others.values()))
         series: list[Series] = []
@@ -351,7 +363,10 @@ class _Report:
             "group": "group",
             "examples": "training examples",
             "test": "test examples",
-            "score": f"{score} {self.when}",
+            **{
+                tables.key_after("score", epochs): f"{score} {tables.describe_finetuning(epochs)}"
+                for epochs in self.lengths
+            },
             "density": "density",
         }
         known = {key for each in self.record.clients for key in each if each[key] is not None}
@@ -364,7 +379,7 @@ class _Report:
             means = {}
             for number, clients in sorted(self.groups.items()):
                 noun = "client" if len(clients) == 1 else "clients"
-                scores = read_column(clients, "score")
+                scores = read_column(clients, self.score_key)
                 if not np.isnan(scores).all():
                     mean = float(np.nanmean(scores))
                     means[f"group {number}, {len(clients):,} {noun}"] = mean

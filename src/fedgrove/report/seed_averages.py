@@ -1,28 +1,22 @@
-"""Averages over seeds: means, deviations, paired differences, and their tables.
+"""Averages over seeds: means, deviations, paired differences, and their tables for a terminal.
 
-Runs whose names differ only in the ending ``-sSEED`` belong together. The tables are for a terminal
-and, as Markdown, LaTeX and CSV, for a paper. The statistics module is enough for the few numbers of
-a sweep: importing pandas would take longer than all of them.
+Runs whose names differ only in the ending ``-sSEED`` belong together. The statistics module
+is enough for the few numbers of a sweep: importing pandas would take longer than all of them.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import IO, Any
 
 from scipy import stats
 
-from ..errors import make_printable
 from ..renamed import find_old_names
 from . import tables
-from .page import check_place, render
 from .tables import Scores, Summary, or_dash
 from .terminal import Column, name_columns, print_rows, print_table, print_text, split_common_folder
 
@@ -32,7 +26,6 @@ SAME_DATA = ("metric", "data", "task", "partition", "scenario", "split", "valida
 """Runs are paired by seed only if these agree: then the same seed means the same data."""
 SAME_ENTRY = ("method", *tables.DIVISION, "rounds")
 """Runs have a common mean over seeds only if these agree, with metric and fine-tuning."""
-TABLE_FORMATS = (".md", ".tex", ".csv")
 
 
 __getattr__ = find_old_names(__name__)
@@ -54,10 +47,11 @@ def average_over_seeds(
         A dictionary per method and settings. ``accuracy_mean`` and ``accuracy_worst`` (or the same
         of another metric) are means over seeds, as is ``accuracy_pooled``, the score over the test
         examples of all clients together. ``accuracy_mean_std`` is the sample standard
-        deviation of the runs' ``accuracy_mean``, None with one seed. ``finetune_epochs`` are the
-        epochs of fine-tuning before these scores. ``paired`` has the differences to the
-        dictionaries before it. A mixed federation has a dictionary for each ``task``, paired with
-        the same task.
+        deviation of the runs' ``accuracy_mean``, None with one seed. ``paired`` has the
+        differences to the dictionaries before it. All these are before fine-tuning; for each other
+        length in ``finetune`` there are the same, as ``accuracy_mean_after_3`` and
+        ``paired_after_3``. A mixed federation has a dictionary for each ``task``, paired with the
+        same task.
     """
     runs_of: dict[tuple[str, str], dict[int, Summary]] = {}
     started: dict[str, int] = {}
@@ -76,10 +70,37 @@ def average_over_seeds(
         groups[label, task] = _average(label, runs, started[label] - len(runs))
     # Each pair once, the later minus the earlier: the first in the list is the baseline.
     for (earlier, before), (later, after) in combinations(runs_of.items(), 2):
-        difference = paired_difference(after, before)
-        if difference is not None:
-            groups[later]["paired"].append({"against": earlier[0], **difference})
+        for epochs in groups[later]["finetune"]:
+            difference = paired_difference(_tuned(after, epochs), _tuned(before, epochs))
+            if difference is not None:
+                pairs = groups[later][tables.key_after("paired", epochs)]
+                pairs.append({"against": earlier[0], **difference})
     return list(groups.values())
+
+
+def _tuned(runs: Mapping[int, Summary], epochs: int) -> dict[int, Summary]:
+    """Return the runs with their scores after fine-tuning, those that were scored then."""
+    found = {}
+    for seed, run in runs.items():
+        if epochs in tables.finetune_lengths(run):
+            found[seed] = tables.scores_after(run, epochs)
+    return found
+
+
+def split_lengths(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return a row per group and length of fine-tuning, with its scores under plain keys.
+
+    ``finetune_epochs`` is the length.
+
+    >>> group = {"finetune": [0, 3], "accuracy_mean": 0.5, "accuracy_mean_after_3": 0.75}
+    >>> [(row["finetune_epochs"], row["accuracy_mean"]) for row in split_lengths([group])]
+    [(0, 0.5), (3, 0.75)]
+    """
+    rows = []
+    for group in groups:
+        for epochs in tables.finetune_lengths(group):
+            rows.append({**tables.scores_after(group, epochs), "finetune_epochs": epochs})
+    return rows
 
 
 def label_runs(members: Mapping[str, Summary | None]) -> dict[str, str]:
@@ -92,7 +113,9 @@ def label_runs(members: Mapping[str, Summary | None]) -> dict[str, str]:
     for name, summary in members.items():
         if summary is not None:
             options = [summary.get(key) for key in SAME_ENTRY]
-            kind = (_metric(summary), tables.finetune_epochs(summary), *options)
+            # Earlier versions did not always score before fine-tuning.
+            lengths = tuple(epochs for epochs in tables.finetune_lengths(summary) if epochs)
+            kind = (_metric(summary), lengths, *options)
             kinds.setdefault(strip_seed(name), set()).add(kind)
     mixed = {label for label, found in kinds.items() if len(found) > 1}
     return {name: name if strip_seed(name) in mixed else strip_seed(name) for name in members}
@@ -109,57 +132,65 @@ def strip_seed(name: str) -> str:
 
 def _split_tasks(summary: Summary) -> dict[str, Summary]:
     """Return the summary of each task of a mixed federation; otherwise the summary itself."""
-    if "tasks" not in summary:
+    if not any(tables.AFTER.sub("", key) == "tasks" for key in summary):
         return {"": summary}
-    found: dict[str, Summary] = {}
-    for name, task in summary["tasks"].items():
-        metric = task["metric"]
-        scores = {f"{metric}_mean": task["mean"], f"{metric}_worst": task["worst"]}
-        if task.get("pooled") is not None:
-            scores[f"{metric}_pooled"] = task["pooled"]
-        found[name] = {**summary, **task, **scores, "task": name}
-    return found
-
-
-def average_after(members: Mapping[str, Summary], epochs: str) -> list[dict[str, Any]]:
-    """Average over seeds the scores after ``epochs`` of fine-tuning, one of the runs' lengths."""
-    tuned: dict[str, Summary | None] = {}
-    for name, summary in members.items():
-        if epochs in summary["finetune"]:
-            scores = summary["finetune"][epochs]
-            tuned[name] = {**summary, **scores, "finetune": {epochs: scores}}
-    return average_over_seeds(tuned, label_runs(members))
+    found: dict[str, dict[str, Any]] = {}
+    for epochs in tables.finetune_lengths(summary):
+        tasks = tables.scores_after(summary, epochs).get("tasks", {})
+        for name, task in tasks.items():
+            entry = found.setdefault(name, {**summary, **task, "task": name})
+            for key in ("mean", "worst", "pooled"):
+                if task.get(key) is not None:
+                    entry[tables.key_after(f"{task['metric']}_{key}", epochs)] = task[key]
+    return dict(found)
 
 
 def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str, Any]:
     """Return the means over the runs of one label, given by seed; ``paired`` is still empty."""
     first = next(iter(runs.values()))
     metric = _metric(first)
-    means = [run[f"{metric}_mean"] for run in runs.values()]
-    std = round(statistics.stdev(means), 8) if len(means) > 1 else None
+    lengths = set[int]().union(*map(tables.finetune_lengths, runs.values()))
     average = {
         "group": label,
         "method": first["method"],
         "seeds": sorted(runs),
         "missing": missing,
-        "finetune_epochs": tables.finetune_epochs(first),
-        f"{metric}_mean": round(statistics.fmean(means), 8),
-        f"{metric}_mean_std": std,
+        "finetune": sorted(lengths),
+    }
+    for epochs in sorted(lengths):
+        scores = _average_scores(_tuned(runs, epochs), metric)
+        for key, value in scores.items():
+            # The seeds only where a run of an older version was not scored at this length.
+            if key != "seeds" or value != average["seeds"]:
+                average[tables.key_after(key, epochs)] = value
+    average |= {
         "bytes_up": round(_mean(runs, "bytes_up")),
         "bytes_down": round(_mean(runs, "bytes_down")),
-        "paired": [],
     }
     # A sweep varies neither rounds nor cohort, so those of the first run are those of all.
     common = ("task", "metric", "more_is_better", "share", *tables.DIVISION, "rounds", "cohort")
     average |= {key: first[key] for key in common if key in first}
-    for key in (f"{metric}_worst", f"{metric}_worst10", "density", "virtual_seconds"):
-        if first.get(key) is not None:
-            average[key] = round(_mean(runs, key), 8)
-    # Some of the runs may be older than these numbers.
-    for key in (f"{metric}_pooled", tables.TRAIN_EXAMPLES):
+    # Some of the runs may be older than the last of these numbers.
+    for key in ("density", "virtual_seconds", tables.TRAIN_EXAMPLES):
         if all(run.get(key) is not None for run in runs.values()):
             average[key] = round(_mean(runs, key), 8)
     return average
+
+
+def _average_scores(runs: Mapping[int, Summary], metric: str) -> dict[str, Any]:
+    """Return the mean scores over the seeds of a group; ``paired`` is still empty."""
+    means = [run[f"{metric}_mean"] for run in runs.values()]
+    found = {
+        "seeds": sorted(runs),
+        f"{metric}_mean": round(statistics.fmean(means), 8),
+        f"{metric}_mean_std": round(statistics.stdev(means), 8) if len(means) > 1 else None,
+    }
+    # Runs of an older version have no pooled score.
+    for name in ("worst", "worst10", "pooled"):
+        key = f"{metric}_{name}"
+        if all(run.get(key) is not None for run in runs.values()):
+            found[key] = round(_mean(runs, key), 8)
+    return {**found, "paired": []}
 
 
 def _metric(summary: Mapping[str, Any]) -> str:
@@ -252,7 +283,7 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
     """Print a row per method and settings, then a row per pair."""
     if not groups:
         return
-    groups = _shorten_groups(groups)
+    groups = _shorten_groups(split_lengths(groups))
     metrics: dict[str, Scores] = {}
     for group in groups:
         scores = Scores.from_summary(group)
@@ -289,14 +320,38 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
         unit = ", points" if all(each.share for each in metrics.values()) else ""
         head = [
             *name_columns("paired by seed", "minus"),
+            Column("tuned\nepochs"),
             Column("seeds", 1),
             Column(f"difference{unit}"),
             Column("standard error", 1),
             Column("p"),
         ]
+        if not is_tuned:
+            del head[2]
+            for row in pairs:
+                del row[2]
         print_table(head, pairs, file)
         caution = "; not corrected for several pairs" if len(pairs) > 1 else ""
         print_text(f"p: two-sided paired t-test over seeds{caution}", file)
+
+
+def name_group_cells(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Return the groups as rows of a table in a notebook, by the heads of the columns."""
+    rows = []
+    for group in groups:
+        cells = {"method": group["group"], "seeds": str(len(group["seeds"]))}
+        if "task" in group:
+            cells["task"] = group["task"]
+        for row in split_lengths([group]):
+            head = f"{Scores.from_summary(row).name} "
+            cells[head + tables.describe_finetuning(row["finetune_epochs"])] = format_mean(row, 2)
+        sent = group["bytes_up"] + group["bytes_down"]
+        rows.append({**cells, "sent": tables.format_bytes(sent)})
+    return rows
+
+
+def _have_pooled(groups: Sequence[Group]) -> bool:
+    return any(Scores.from_summary(group).pooled is not None for group in groups)
 
 
 def _option_column(name: str) -> Column:
@@ -339,7 +394,10 @@ def format_mean(group: Group, digits: int = 1) -> str:
 
 
 def paired_rows(groups: Sequence[Group]) -> list[list[str]]:
-    """Return a row per pair: entry, minus, seeds, difference, standard error, p."""
+    """Return a row per pair: entry, minus, tuned epochs, seeds, difference, standard error, p.
+
+    The groups are those of :func:`split_lengths`.
+    """
     rows = []
     for group in groups:
         scores = Scores.from_summary(group)
@@ -349,6 +407,7 @@ def paired_rows(groups: Sequence[Group]) -> list[list[str]]:
                 [
                     group["group"],
                     f"{pair['against']}{task}",
+                    str(group["finetune_epochs"]),
                     str(pair["seeds"]),
                     scores.format(pair["difference"], sign="+"),
                     scores.format(pair["standard_error"]),
@@ -384,9 +443,8 @@ def compare_methods(
     rows = []
     for method, summaries in runs.items():
         members = {f"{method}-s{summary['seed']}": summary for summary in summaries}
-        for epochs in summaries[0]["finetune"]:
-            (group,) = average_after(members, epochs)
-            rows.append({**group, "model_bytes": (model_bytes or {}).get(method)})
+        for row in split_lengths(average_over_seeds(members)):
+            rows.append({**row, "model_bytes": (model_bytes or {}).get(method)})
     return rows
 
 
@@ -425,133 +483,3 @@ def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> Non
         "model: the weights that fedgrove export writes, as float32.",
         file,
     )
-
-
-# ---- tables for a paper --------------------------------------------------------------------------
-
-
-def paper_columns(groups: Sequence[Group]) -> list[str]:
-    """Return the head of a table for a paper.
-
-    The score has the name of its metric. With several metrics there is a column for it. What
-    entries differ in has columns too. ``pooled`` is left out if no group has that score.
-    """
-    metrics = {Scores.from_summary(group).name for group in groups}
-    head = ["entry", *differing_columns(groups)]
-    if len(metrics) > 1:
-        head.append("metric")
-    head.append(metrics.pop() if len(metrics) == 1 else "score")
-    head += ["fine-tuned epochs", "worst client"]
-    if _have_pooled(groups):
-        head.append("pooled")
-    return [*head, "MiB up", "MiB down", "seeds"]
-
-
-def _have_pooled(groups: Sequence[Group]) -> bool:
-    return any(Scores.from_summary(group).pooled is not None for group in groups)
-
-
-def paper_rows(groups: Sequence[Group]) -> list[list[str]]:
-    """Return the rows of a table for a paper, with shares in percent."""
-    have_pooled = _have_pooled(groups)
-    have_metrics = len({Scores.from_summary(group).name for group in groups}) > 1
-    different = differing_columns(groups).values()
-    rows = []
-    for i, group in enumerate(groups):
-        scores = Scores.from_summary(group)
-        task = f" on {group['task']}" if "task" in group else ""
-        rows.append(
-            [
-                f"{group['group']}{task}",
-                *(cells[i] for cells in different),
-                *([scores.name] if have_metrics else []),
-                format_mean(group),
-                str(group["finetune_epochs"]),
-                scores.format(scores.worst, 1),
-                *([scores.format_pooled(1)] if have_pooled else []),
-                _format_mebibytes(group["bytes_up"]),
-                _format_mebibytes(group["bytes_down"]),
-                str(len(group["seeds"])),
-            ]
-        )
-    return rows
-
-
-def _format_mebibytes(count: float) -> str:
-    """Format with one digit after the point, or with two significant digits if it is small.
-
-    >>> _format_mebibytes(3 * 2**20), _format_mebibytes(27_000), _format_mebibytes(0)
-    ('3.0', '0.026', '0.0')
-    """
-    mebibytes = count / 2**20
-    if 0.0001 <= mebibytes < 0.1:
-        return f"{mebibytes:.2g}"
-    return f"{mebibytes:.1f}"
-
-
-def markdown_table(groups: Sequence[Group]) -> str:
-    """Return the groups as a Markdown table."""
-    return render("paper_table.md", {"columns": paper_columns(groups), "rows": paper_rows(groups)})
-
-
-def latex_table(groups: Sequence[Group]) -> str:
-    """Return the groups as a LaTeX table with the rules of the package booktabs."""
-    columns = list(map(_escape_latex, paper_columns(groups)))
-    rows = [map(_escape_latex, row) for row in paper_rows(groups)]
-    return render("paper_table.tex", {"columns": columns, "rows": rows})
-
-
-def _escape_latex(cell: str) -> str:
-    r"""Return the text of a cell for LaTeX.
-
-    >>> print(_escape_latex("ca_afp"), _escape_latex("1 ± 2"))
-    ca\_afp $1 \pm 2$
-    """
-    mean, sign, std = cell.partition(" ± ")
-    if sign:
-        return f"${mean} \\pm {std}$"
-    # An escaped backslash would be escaped again; names of runs contain none on most systems.
-    line = make_printable(" ".join(cell.split()))
-    text = re.sub(r"([&%$#_{}])", r"\\\1", line.replace("\\", "/"))
-    return text.replace("~", "\\textasciitilde{}").replace("^", "\\textasciicircum{}")
-
-
-def csv_table(groups: Sequence[Group]) -> str:
-    """Return the groups as CSV with all digits, for a program that draws."""
-    data = [*tables.DIVISION, tables.TRAIN_EXAMPLES]
-    scores = ["metric", "finetune_epochs", "mean", "std", "worst", "pooled"]
-    costs = ["bytes_up", "bytes_down", "seeds", "missing"]
-    file = io.StringIO()
-    writer = csv.DictWriter(
-        file, ["entry", "method", "task", *data, *scores, *costs], lineterminator="\n"
-    )
-    writer.writeheader()
-    for group in groups:
-        metric = _metric(group)
-        row = {name: group.get(name, "") for name in writer.fieldnames}
-        row |= {"entry": group["group"], "metric": metric, "seeds": len(group["seeds"])}
-        row |= {"mean": group[f"{metric}_mean"], "std": group[f"{metric}_mean_std"]}
-        row["worst"] = group[f"{metric}_worst"]
-        row["pooled"] = group.get(f"{metric}_pooled", "")
-        writer.writerow(row)
-    return file.getvalue()
-
-
-def write_paper_table(
-    groups: Sequence[Group], path: Path, option: str = "path", *, force: bool = False
-) -> None:
-    """Write the table in the format of the file's ending.
-
-    Args:
-        groups: The rows.
-        path: The file: .md, .tex or .csv.
-        option: What the path is called in an error message.
-        force: Replace a file that is not such a table.
-    """
-    writers = {".csv": csv_table, ".tex": latex_table, ".md": markdown_table}
-    # The ending is checked below; any table will do until then.
-    text = writers.get(path.suffix, csv_table)(groups)
-    # A table has no mark of its own: one with the same head is replaced.
-    head = text.partition("\n")[0]
-    check_place(path, option, endings=TABLE_FORMATS, mark=head, force=force)
-    path.write_bytes(text.encode())

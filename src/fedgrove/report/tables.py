@@ -6,6 +6,7 @@ They show the objects that ``--json`` prints. The numbers of tables and pages ar
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -51,6 +52,10 @@ DIVISION = ("data", "partition", "scenario", "split", "validation")
 """Options that say which data clients train on and are tested on."""
 TRAIN_EXAMPLES = "train_examples"
 """The key of the mean number of training examples of a client."""
+AFTER = re.compile(r"_after_\d+$")
+"""The end of the key of a score after some epochs of fine-tuning."""
+SHARED = "seconds_shared_by"
+"""The key of the number of runs that were trained together; a run's seconds are its share."""
 SEED_DIFFERENCE = 0.02
 """The share by which amounts of training data differ between seeds: test parts are whole examples
 or blocks (1.1 % on motion, .6 % on digits)."""
@@ -160,10 +165,73 @@ def read_column(rows: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float
     return np.array([row.get(key) for row in rows], dtype=float)
 
 
-def finetune_epochs(summary: Summary) -> int:
-    """Return the epochs of fine-tuning before the scores of a summary; with several, the last."""
-    lengths = summary.get("finetune") or {"0": {}}
-    return int(list(lengths)[-1])
+def finetune_lengths(summary: Summary) -> list[int]:
+    """Return the epochs of fine-tuning after which a table's row was scored; 0 is before it.
+
+    >>> finetune_lengths({"finetune": {"0": {}, "3": {}}}), finetune_lengths({})
+    ([0, 3], [0])
+    """
+    return list(map(int, summary.get("finetune") or (0,)))
+
+
+def key_after(key: str, epochs: int) -> str:
+    """Return the key of a score after fine-tuning; the plain key is always before it.
+
+    >>> key_after("accuracy_mean", 0), key_after("accuracy_mean", 3)
+    ('accuracy_mean', 'accuracy_mean_after_3')
+    """
+    return f"{key}_after_{epochs}" if epochs else key
+
+
+def scores_after(summary: Summary, epochs: int) -> Summary:
+    """Return a summary, or a table's row, with the scores after fine-tuning under plain keys.
+
+    >>> scores_after({"accuracy_mean": 0.5, "accuracy_mean_after_3": 0.75}, 3)["accuracy_mean"]
+    0.75
+    """
+    if not epochs:
+        return summary
+    ending = key_after("", epochs)
+    found = {}
+    for key, value in summary.items():
+        if key.endswith(ending):
+            found[key.removesuffix(ending)] = value
+    return {**summary, **found}
+
+
+def name_by_length(finetune: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scores of all lengths of fine-tuning under the keys of a table's row."""
+    named: dict[str, Any] = {}
+    for epochs, scores in finetune.items():
+        for key, value in scores.items():
+            named[key_after(key, int(epochs))] = value
+    return named
+
+
+def name_old_scores(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary of a run, as tables take it, with the keys of this version.
+
+    Earlier versions stored the scores after the last length of fine-tuning under the plain keys,
+    which are now always those before fine-tuning. Without ``0`` among the lengths these are not
+    known, and the plain keys are left out.
+    """
+    finetune = summary.get("finetune") or {}
+    named = name_by_length(finetune)
+    # Versions that name all of them need no change; nor do runs without fine-tuning.
+    if named.keys() <= summary.keys():
+        return summary
+    last = list(finetune)[-1]
+    kept = dict(summary)
+    for key in finetune[last]:
+        kept.pop(key, None)
+    metric = summary.get("metric") or ("metric" if "tasks" in summary else "accuracy")
+    for key in ("validation_mean", f"{metric}_clients"):
+        if key in kept:
+            named[key_after(key, int(last))] = kept.pop(key)
+    untuned = summary.get("validation_clients", {}).get("0")
+    if untuned:
+        named["validation_mean"] = round(math.fsum(untuned.values()) / len(untuned), 8)
+    return {**kept, **named}
 
 
 def describe_finetuning(epochs: int) -> str:
@@ -216,20 +284,18 @@ class Scores(NamedTuple):
     """The score over all test examples of all clients together; older runs have none."""
 
     @classmethod
-    def from_summary(cls, summary: Summary, values: Mapping[str, Any] | None = None) -> Scores:
-        """Return the scores among ``values``, or in the summary, which names the metric."""
-        if values is None:
-            values = summary
+    def from_summary(cls, summary: Summary) -> Scores:
+        """Return the scores of a summary before fine-tuning, or of :func:`scores_after`."""
         # A summary without a metric has accuracies; that of a mixed federation has None.
         metric = summary.get("metric") or "accuracy"
         kind = (metric, summary.get("more_is_better", True), summary.get("share", True))
-        mean = values.get(f"{metric}_mean")
+        mean = summary.get(f"{metric}_mean")
         if mean is None:
             return cls(*kind)
         rest = []
         for name in ("std", "worst", "worst10"):
-            rest.append(values.get(f"{metric}_{name}", 0.0))
-        return cls(*kind, mean, *rest)._replace(pooled=values.get(f"{metric}_pooled"))
+            rest.append(summary.get(f"{metric}_{name}", 0.0))
+        return cls(*kind, mean, *rest)._replace(pooled=summary.get(f"{metric}_pooled"))
 
     @classmethod
     def from_task(cls, task: Mapping[str, Any]) -> Scores:
@@ -308,7 +374,7 @@ class _Row(NamedTuple):
 
 
 def print_summaries(
-    summaries: Sequence[Summary], file: IO[str] | None = None, elsewhere: str = "--json"
+    summaries: Sequence[Summary], file: IO[str] | None = None, elsewhere: str = ""
 ) -> None:
     """Print a row per run and length of fine-tuning, then the notes of the data.
 
@@ -319,7 +385,7 @@ def print_summaries(
     Args:
         summaries: The runs.
         file: Where to print; stdout by default.
-        elsewhere: Where the reader finds the columns that do not fit.
+        elsewhere: Where the reader finds the columns that do not fit; see :func:`print_rows`.
     """
     folder, summaries = _shorten_runs(summaries)
     rows: list[_Row] = []
@@ -374,10 +440,21 @@ def print_summaries(
         print_text("train examples: of one client, mean", file)
     if not is_tuned:
         print_text(f"{', '.join(scores.metric for scores in metrics)}: before fine-tuning", file)
+    _explain_seconds(summaries, file)
     _explain_marks(rows, best, metrics, file)
     explain_errors(metrics, file)
     for note in list_notes(summaries):
         print_text(note, file)
+
+
+def _explain_seconds(summaries: Sequence[Summary], file: IO[str] | None) -> None:
+    """Print below the table how long runs took that were trained together."""
+    shared = [
+        each["seconds"] for each in summaries if each.get(SHARED, 1) > 1 and "seconds" in each
+    ]
+    if shared:
+        total = format_duration(math.fsum(shared))
+        print_text(f"seconds: {len(shared)} runs were trained together, in {total}", file)
 
 
 def explain_errors(metrics: Sequence[Scores], file: IO[str] | None = None) -> None:
@@ -442,20 +519,18 @@ def show_option(summary: Summary, name: str) -> str:
 
 
 def _make_rows(summary: Summary) -> list[_Row]:
-    lengths = summary.get("finetune") or {}
-    if len(lengths) < 2:
-        # The scores of one length are in the summary itself. An unfinished run has neither.
-        epochs = next(iter(lengths), "0")
-        return _rows_by_task(summary, "" if epochs == "0" else epochs, summary)
+    lengths = finetune_lengths(summary)
+    is_tuned = any(lengths)
     rows = []
-    for epochs, values in lengths.items():
-        rows += _rows_by_task(summary, epochs, values)
+    for epochs in lengths:
+        values = scores_after(summary, epochs)
+        rows += _rows_by_task(summary, str(epochs) if is_tuned else "", values)
     return rows
 
 
-def _rows_by_task(summary: Summary, epochs: str, values: Mapping[str, Any]) -> list[_Row]:
+def _rows_by_task(summary: Summary, epochs: str, values: Summary) -> list[_Row]:
     if "tasks" not in values:
-        return [_Row(summary, epochs, Scores.from_summary(summary, values))]
+        return [_Row(summary, epochs, Scores.from_summary(values))]
     rows = []
     for name, task in values["tasks"].items():
         rows.append(_Row(summary, epochs, Scores.from_task(task), name, task))
@@ -493,7 +568,9 @@ def _find_best(rows: Sequence[_Row]) -> set[int]:
     comparable: dict[tuple[Any, ...], dict[int, float]] = {}
     for i, row in enumerate(rows):
         if row.scores.mean is not None:
-            comparable.setdefault(row.conditions(), {})[i] = row.scores.mean
+            # Before and after fine-tuning are different claims.
+            kind = (*row.conditions(), row.epochs or "0")
+            comparable.setdefault(kind, {})[i] = row.scores.mean
     found = set()
     for means in comparable.values():
         best = max(means.values())
@@ -516,6 +593,8 @@ def _explain_marks(
             text = "* the best mean of its metric"
         if len(set(map(_Row.conditions, rows))) > 1:
             text += " of the runs on the same data for the same number of rounds"
+        if any(row.epochs for row in rows):
+            text += ", before fine-tuning and after it"
         print_text(text, file)
         return
     scored = [row for row in rows if row.scores.mean is not None]
@@ -564,8 +643,41 @@ def _cost_cells(row: _Row) -> list[str]:
         format_bytes(row.sent("down")),
         # A user's method has no paper to count by.
         or_dash(row.summary["bytes_paper"], lambda n: f"{n / 2**20:,.1f}"),
-        f"{row.summary['seconds']:.1f}",
+        "-" if row.summary.get(SHARED, 1) > 1 else f"{row.summary['seconds']:.1f}",
     ]
+
+
+def name_cells(summary: Summary) -> dict[str, str]:
+    """Return a run as a row of a table in a notebook, by the heads of the columns."""
+    cells = {}
+    for name in ("run", "method", "data", "seed", "rounds"):
+        if name in summary:
+            cells[name] = str(summary[name])
+    if "bytes_up" not in summary:
+        return {**cells, "state": f"unfinished, {summary.get('rounds_done', 0)} rounds"}
+    for row in _make_rows(summary):
+        scores = row.scores
+        when = describe_finetuning(int(row.epochs or 0))
+        of_task = f" on {row.task}" if row.task else ""
+        if scores.mean is not None:
+            mean = f"{scores.format(scores.mean)} ± {scores.format(scores.std)}"
+            cells[f"{scores.name}{of_task} {when}"] = mean
+    sent = summary["bytes_up"] + summary["bytes_down"]
+    return {**cells, "sent": format_bytes(sent)}
+
+
+def describe_run(summary: Summary) -> str:
+    """Return a run in one line, for its repr and above its table in a notebook."""
+    parts = [f"{summary['method']} on {summary['data']}", f"seed {summary['seed']}"]
+    parts.append(f"{summary['rounds']} rounds")
+    for row in _make_rows(summary):
+        of_task = f" on {row.task}" if row.task else ""
+        if row.scores.mean is not None:
+            score = f"{row.scores.metric} {row.scores.format(row.scores.mean, 1)}"
+            when = describe_finetuning(int(row.epochs or 0))
+            parts.append(f"{score}{row.scores.percent}{of_task} {when}")
+    parts.append(f"{format_bytes(summary['bytes_up'] + summary['bytes_down'])} sent")
+    return ", ".join(parts)
 
 
 # ---- bytes ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 
-from ..errors import make_printable
+from ..errors import make_printable, spell_hint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +90,10 @@ def make_console(file: IO[str] | None = None) -> Console:
     from rich.console import Console
 
     # Without markup, because a name with square brackets is not a style.
-    return Console(file=file or sys.stdout, highlight=False, markup=False)
+    # In a notebook rich would show what is meant for the file.
+    force_jupyter = None if file is None else False
+    file = file or sys.stdout
+    return Console(file=file, highlight=False, markup=False, force_jupyter=force_jupyter)
 
 
 # ---- before the first round ----------------------------------------------------------------------
@@ -197,7 +200,7 @@ def print_table(
     columns: Sequence[Column],
     rows: Sequence[Sequence[Cell]],
     file: IO[str] | None = None,
-    elsewhere: str = "--json",
+    elsewhere: str = "",
 ) -> None:
     """Print the columns that fit, and a line that names those that do not.
 
@@ -205,7 +208,7 @@ def print_table(
         columns: All columns.
         rows: The cells. A row may end early: its other cells are empty.
         file: Where to print; stdout by default.
-        elsewhere: Where the reader finds all columns.
+        elsewhere: Where the reader finds all columns; by default --json, or a DataFrame.
     """
     console = make_console(file)
     rows = _clean_names(columns, rows)
@@ -218,8 +221,10 @@ def print_table(
         wider = f"use a terminal of {choice.needed} columns"
         if not console.is_terminal:
             # A pipe has no width of its own, but respects this variable.
-            wider = f"set COLUMNS={choice.needed}"
+            variable = "JUPYTER_COLUMNS" if console.is_jupyter else "COLUMNS"
+            wider = f"set {variable}={choice.needed}"
         noun = "column" if len(left_out) == 1 else "columns"
+        elsewhere = elsewhere or spell_hint("--json", ".frame()")
         print_text(
             f"no room for the {noun} {', '.join(left_out)}: {wider}, or see {elsewhere}", file
         )
@@ -239,14 +244,14 @@ def _clean_names(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> l
 
 
 def print_rows(
-    rows: Sequence[Mapping[Column, Cell]], file: IO[str] | None = None, elsewhere: str = "--json"
+    rows: Sequence[Mapping[Column, Cell]], file: IO[str] | None = None, elsewhere: str = ""
 ) -> None:
     """Print rows that give their cells by column; all rows have the same columns.
 
     Args:
         rows: The rows; nothing is printed if there are none.
         file: Where to print; stdout by default.
-        elsewhere: Where the reader finds all columns.
+        elsewhere: Where the reader finds all columns; by default --json, or a DataFrame.
     """
     if rows:
         print_table(list(rows[0]), [list(row.values()) for row in rows], file, elsewhere)

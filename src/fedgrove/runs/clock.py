@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import REFERENCE_GMACS, Answer, ClientInfo, Lost, Task
 from ..data.devices import Steps
-from ..errors import InputError
+from ..errors import InputError, spell_option
 from ..renamed import find_old_names
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ class Stopwatch:
             return ""
         client, taken = self._fastest_late
         return (
-            f"No client answered within --deadline {self._run.deadline:g}: the fastest, client "
+            f"No client answered within {spell_option('deadline', f'{self._run.deadline:g}')}: the "
+            "fastest, client "
             f"{client}, takes {taken.total:.4g} s of virtual time ({taken.down:.3g} s down, "
             f"{taken.compute:.3g} s of work, {taken.up:.3g} s up)."
         )

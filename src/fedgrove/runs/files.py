@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from ..errors import DamageError, EngineError, InputError
+from ..errors import DamageError, EngineError, InputError, spell_hint, spell_option
 
 CHECKSUMS = "checksums.txt"
 PARTIAL = ".part"
@@ -288,9 +288,10 @@ def read_listed(folder: Path, name: str, checksums: Mapping[str, str]) -> bytes:
 
 def folder_exists(path: Path) -> InputError:
     """Return the error for a run folder that exists already."""
+    resume = spell_hint(f"fedgrove resume {path}", f"fedgrove.resume({str(path)!r})")
     return InputError(
-        f"the run folder {path} exists; runs are never overwritten. Give a different --out, or "
-        f"resume it with: fedgrove resume {path}"
+        f"the run folder {path} exists; runs are never overwritten. Give a different "
+        f"{spell_option('out')}, or resume it with: {resume}"
     )
 
 

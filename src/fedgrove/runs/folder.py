@@ -38,6 +38,7 @@ from ..errors import (
     is_plain_text,
     not_a_run,
 )
+from ..report.tables import SHARED, name_old_scores
 from ..trees import Tree
 from ..wire.known_state import KnownState
 from . import files, schemas
@@ -180,7 +181,11 @@ class RunFolder:
         summary: dict[str, Any] = files.parse_json(self.read("summary.json"), path)
         schemas.check_content(summary, schemas.Summary, path)
         self._check_against_checkpoint(summary, path)
-        return summary
+        shared_by = _count_sweep(self.path)
+        if shared_by > 1:
+            # Older versions do not state it.
+            summary.setdefault(SHARED, shared_by)
+        return name_old_scores(summary)
 
     def _check_against_checkpoint(self, summary: Mapping[str, Any], path: Path) -> None:
         """Refuse a summary of a run other than that of the checkpoint that is kept next to it."""
@@ -616,3 +621,12 @@ class RunFolder:
             return files.read_checksums(self.path)["config.toml"]
         except (DamageError, KeyError):
             return files.compute_checksum(files.read_bytes(self._inside("config.toml")))
+
+
+def _count_sweep(path: Path) -> int:
+    """Return the number of runs of the sweep that a run folder belongs to; 1: of none."""
+    try:
+        members = json.loads((path.parent / "sweep.json").read_bytes())["members"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1
+    return len(members) if isinstance(members, dict) and path.name in members else 1

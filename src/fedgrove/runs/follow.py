@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DamageError, InputError, not_a_run
-from ..report.progress import RunStatus, describe_score
-from ..report.tables import Scores
+from ..report.progress import RunStatus, describe_score, describe_scores
+from ..report.tables import Scores, name_old_scores
 from .files import SEAL, decode_text, parse_json, read_bytes, read_run_options
 from .lock import is_locked
 from .schemas import Headline, MetricsLine, SweepContent, check_content
@@ -80,8 +80,8 @@ class Follower:
         score = self._score
         if summary is not None:
             state = "finished"
-            why = describe_score(summary)
-            score = why or score
+            score = describe_score(summary) or score
+            why = describe_scores(summary)
         elif member is not None and member.get("state") == "failed":
             state = "failed"
             why = str(member.get("why", ""))
@@ -162,7 +162,7 @@ class Follower:
         file = self.path / "summary.json"
         try:
             summary: dict[str, Any] = parse_json(read_bytes(file), file)
-            return check_content(summary, Headline, file)
+            return name_old_scores(check_content(summary, Headline, file))
         except DamageError:
             return None
 

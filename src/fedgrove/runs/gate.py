@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import gpu_copies, trees
 from ..core import ClientInfo, ExpectedPacket, ExpectedReport, Packet, Report, Task
-from ..errors import check, clean_text
+from ..errors import check, clean_text, spell_option
 from ..options.groups import NORM_BOUND as NORM_BOUND
 from ..parts.robust import is_parameter
 from .files import is_plain_name
@@ -118,7 +118,7 @@ class Gate:
                     "too long",
                     f"client {task.to} sent {name} with a change of length {length:.3g}; recent "
                     f"ones allow {bound:.3g}, {factor:g} times their median. "
-                    "--norm-bound changes the factor.",
+                    f"{spell_option('norm_bound')} changes the factor.",
                 )
         return None
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
+from ..report.tables import SHARED
 from ..seeds import single_thread
 from ..wire.ledger import Ledger
 from ..wire.message_costs import BroadcastCosts, count_task
@@ -62,6 +63,8 @@ class Member:
     """Score clients every ``every`` rounds; 0: only at the end."""
     watch: Watch = ignore
     name: str = ""
+    shared_by: int = 1
+    """The number of runs that are trained together, among which the seconds are divided."""
     summary: dict[str, Any] | None = None
     error: FedgroveError | OSError | None = None
     exchange: Exchange = field(init=False)
@@ -221,6 +224,8 @@ class Member:
         self.folder.save_models(self.run, self._delivery)
         spent = sum(line["seconds"] for line in self.folder.metrics()) + seconds
         summary = {**self._draft, "seconds": round(spent, 3)}
+        if self.shared_by > 1:
+            summary[SHARED] = self.shared_by
         self.folder.finish(summary)
         self.summary = summary
 

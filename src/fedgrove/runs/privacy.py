@@ -37,7 +37,7 @@ from ..core import (
     Task,
     WithLaterMessages,
 )
-from ..errors import InputError, check, list_some, unknown
+from ..errors import InputError, check, list_some, spell_option, unknown
 from ..nets import Net
 from ..trees import Tree
 from .gate import is_same_mask
@@ -149,7 +149,8 @@ def find_references(task: Task, expected: ExpectedReport, net: Net, method: str)
             # Noise could make a variance negative, and clipping by the norm of all leaves nothing
             # of the weights where statistics are large. Opacus refuses BatchNorm, too.
             raise InputError(
-                "with --privacy clients cannot send running statistics of their data "
+                f"with {spell_option('privacy')} clients cannot send running statistics of their "
+                "data "
                 f"({list_some(statistics)}); use a net without BatchNorm, such as "
                 "bn-cnn2:norm=group, or fedbn, which keeps norm layers on the client."
             )
@@ -166,7 +167,8 @@ def find_references(task: Task, expected: ExpectedReport, net: Net, method: str)
 
 def _refuse(method: str, what: str) -> InputError:
     return InputError(
-        f"{method} cannot run with --privacy: its clients {what}, and noise on the model would not "
+        f"{method} cannot run with {spell_option('privacy')}: its clients {what}, and noise on "
+        "the model would not "
         "hide what this reveals about their data. docs/privacy.md lists the methods that can."
     )
 
@@ -384,7 +386,8 @@ def _make_accountant() -> Any:
             accountants: Any = importlib.import_module("opacus.accountants")
     except ImportError:
         raise InputError(
-            "--privacy needs opacus, which computes epsilon, and it is not installed here: "
+            f"{spell_option('privacy')} needs opacus, which computes epsilon, and it is not "
+            "installed here: "
             "pip install 'fedgrove[dp]'."
         ) from None
     return accountants.RDPAccountant()

@@ -18,6 +18,7 @@ from ..errors import FedgroveError
 from ..report.page import REPORT_FILE as REPORT_FILE
 from ..report.page import Page, write_if_possible
 from ..report.run_report import RunRecord, make_run_report
+from ..report.tables import finetune_lengths, key_after
 from ..trees import Tree
 from .folder import RunFolder
 
@@ -101,7 +102,10 @@ def read_run_record(folder: RunFolder, failure: str = "") -> RunRecord:
 def _read_clients(folder: RunFolder, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return every client whose model is kept, or that was scored."""
     metric = summary.get("metric") or ("metric" if "tasks" in summary else "accuracy")
-    scores = summary.get(f"{metric}_clients") or {}
+    scores = {}
+    for epochs in finetune_lengths(summary):
+        scores[key_after("score", epochs)] = summary.get(key_after(f"{metric}_clients", epochs), {})
+    scored = set[str]().union(*scores.values())
     densities = summary.get("density_clients") or {}
     about = {}
     files = {}
@@ -112,7 +116,7 @@ def _read_clients(folder: RunFolder, summary: Mapping[str, Any]) -> list[dict[st
         # A run without models still gets a report.
         pass
     clients = []
-    for number in sorted({*scores, *about, *files}, key=int):
+    for number in sorted({*scored, *about, *files}, key=int):
         entry = about.get(number, {})
         clients.append(
             {
@@ -122,7 +126,7 @@ def _read_clients(folder: RunFolder, summary: Mapping[str, Any]) -> list[dict[st
                 "group": entry.get("group"),
                 "examples": entry.get("examples"),
                 "test": entry.get("test"),
-                "score": scores.get(number),
+                **{name: values.get(number) for name, values in scores.items()},
                 "density": densities.get(number, summary.get("density")),
                 "model": files.get(number),
             }

@@ -14,6 +14,8 @@ from .. import nets
 from ..data.federation import Federation
 from ..errors import InputError, list_some
 from ..nets.user_files import is_file_spec
+from ..notebook import show_table
+from ..report.tables import describe_run, finetune_lengths, key_after, name_cells
 from .files import cannot_write, damaged
 from .folder import RunFolder
 from .model import PREPARATION_FILE as PREPARATION
@@ -21,7 +23,7 @@ from .model import Model, client_model, client_number, shared_model
 from .report_html import write_run_report
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A finished run: its figures, its folder, and its models."""
 
@@ -31,6 +33,16 @@ class Result:
     """The network, where it was made here or is trusted; None: as config.toml names it."""
     data: Federation | None = field(default=None, repr=False, compare=False)
     """The data, where they were made here; None: as config.toml names them."""
+    is_temporary: bool = field(default=False, compare=False)
+    """Whether the run folder is removed with this result."""
+
+    def __repr__(self) -> str:
+        place = "a temporary folder" if self.is_temporary else repr(str(self.folder.path))
+        return f"Result({describe_run(self.summary)}, in {place})"
+
+    def _repr_html_(self) -> str:
+        notes = list(self.summary.get("notes", ()))
+        return show_table(f"Result: {self.summary['method']}", [name_cells(self.summary)], notes)
 
     def table(self) -> None:
         """Print the numbers of a finished run."""
@@ -61,13 +73,13 @@ class Result:
         """Return a dictionary per client of the run whose model is kept, or a DataFrame.
 
         ``client`` and ``name``; ``examples`` that it trains on and ``test`` examples; the metric on
-        these by its name (``accuracy``), None where it was not scored; the ``group`` whose model it
+        these by its name (``accuracy``), None where it was not scored, and after fine-tuning
+        (``accuracy_after_3``); the ``group`` whose model it
         is delivered, None where it is delivered one of its own or none; ``model``, the file in the
         run folder. In a mixed federation its ``task``.
         """
         about = self.folder.preparation() or {"clients": {}}
         metric = self.summary.get("metric") or "metric"
-        scores = self.summary.get(f"{metric}_clients", {})
         rows = []
         for client, file in sorted(self.folder.models().items()):
             entry = about["clients"].get(str(client), {})
@@ -76,10 +88,11 @@ class Result:
                 "name": entry.get("name", str(client)),
                 "examples": entry.get("examples"),
                 "test": entry.get("test"),
-                metric: scores.get(str(client)),
-                "group": entry.get("group"),
-                "model": f"models/{file}",
             }
+            for epochs in finetune_lengths(self.summary):
+                scores = self.summary.get(key_after(f"{metric}_clients", epochs), {})
+                row[key_after(metric, epochs)] = scores.get(str(client))
+            row |= {"group": entry.get("group"), "model": f"models/{file}"}
             if "task" in entry:
                 row["task"] = entry["task"]
             rows.append(row)
@@ -169,7 +182,7 @@ class Result:
         if about is None:
             raise InputError(
                 f"{self.folder.path} was written before runs kept how raw inputs are prepared; run "
-                "it again, or export its models: fedgrove export."
+                "it again, or export its models: fedgrove.export_model."
             )
         for client in self.folder.models():
             if str(client) not in about["clients"]:

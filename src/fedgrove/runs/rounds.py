@@ -34,7 +34,7 @@ from ..core import (
     WithServerTraining,
     check_names,
 )
-from ..errors import EngineError, FedgroveError, clean_text
+from ..errors import EngineError, FedgroveError, clean_text, spell_option
 from ..methods import name_of
 from .gate import FEW_LENGTHS, REFUSALS, Lengths, RecentLengths, Refusal, Ruler, malformed
 from .guard import check_planned, check_sent, check_state, explain_errors, record_errors
@@ -405,7 +405,9 @@ class Admission:
         reasons = " ".join(self.tally.sentences.values())
         advice = ""
         if "late" in self.tally.lost:
-            longer = "--timeout" if self._run.deadline is None else "--deadline or --timeout"
+            longer = spell_option("timeout")
+            if self._run.deadline is not None:
+                longer = f"{spell_option('deadline')} or {longer}"
             advice = f" A longer {longer} may help."
         return (
             f"{len(self._admitted)} of {self._planned} clients sent a usable report, and the "

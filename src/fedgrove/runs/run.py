@@ -98,6 +98,9 @@ class Run:
         )
         lengths_are_valid = bool(self.finetune) and min(self.finetune) >= 0
         check(lengths_are_valid, "finetune", self.finetune, "lengths of 0 or more epochs")
+        if 0 not in self.finetune:
+            # What is reported under the plain keys is always the scores before fine-tuning.
+            object.__setattr__(self, "finetune", (0, *self.finetune))
         check(self.score_on is None or self.score_on >= 0, "score_on", self.score_on, "0 or more")
         check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
         deadline_is_valid = self.deadline is None or 0 < self.deadline < math.inf

@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from ..errors import clean_text, is_plain_text, shown
+from ..report.tables import AFTER
 from .files import damaged, is_file_name, is_plain_name
 
 # ---- values --------------------------------------------------------------------------------------
@@ -86,10 +87,15 @@ class _Content(BaseModel):
 def _check_scores(values: Mapping[str, Any]) -> None:
     """Check the numbers whose names begin with that of a metric, which may be a user's."""
     for name, value in values.items():
-        if name.endswith(("_mean", "_std", "_worst", "_worst10", "_pooled")):
+        kind = AFTER.sub("", name)
+        if kind.endswith("validation_mean"):
+            _check_entry(_number_or_none, name, value)
+        elif kind.endswith(("_mean", "_std", "_worst", "_worst10", "_pooled")):
             _check_entry(_number, name, value)
-        elif name.endswith("_clients"):
+        elif kind.endswith("_clients"):
             _check_entry(_numbers_by_client, name, value)
+        elif kind == "tasks":
+            _check_entry(_scores_by_task, name, value)
 
 
 def _check_entry(adapter: TypeAdapter[Any], name: str, value: Any) -> None:
@@ -100,6 +106,7 @@ def _check_entry(adapter: TypeAdapter[Any], name: str, value: Any) -> None:
 
 
 _number: TypeAdapter[Any] = TypeAdapter(Number)
+_number_or_none: TypeAdapter[Any] = TypeAdapter(Number | None)
 _numbers_by_client: TypeAdapter[Any] = TypeAdapter(dict[Client, Number])
 
 
@@ -119,6 +126,9 @@ class TaskScores(_Content):
     loss_mean: Number | None = None
     bytes_up: Count | None = None
     bytes_down: Count | None = None
+
+
+_scores_by_task: TypeAdapter[Any] = TypeAdapter(dict[Text, TaskScores])
 
 
 class Scored(_Content):

@@ -16,6 +16,7 @@ from ..core import Packet, Report, WithPrediction, count_paper_bytes
 from ..errors import list_some
 from ..nets.initial_weights import SCRATCH
 from ..problems import CLASSES, MixedProblem
+from ..report.tables import describe_finetuning, key_after, name_by_length
 from ..wire.ledger import Ledger
 from . import clock
 from .guard import explain_errors, server_metrics_of
@@ -175,8 +176,6 @@ def summarise(
     training = Ledger()
     for line in lines:
         training.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
-    # With several lengths of fine-tuning the last one gives the headline.
-    last = f"test{run.finetune[-1]}"
     sizes = group_sizes(state, delivery)
     federation = run.federation
     layout = run.net.layout
@@ -225,7 +224,7 @@ def summarise(
         "refused": _count_reasons(lines, "refused"),
         "abandoned": sum("abandoned" in line for line in lines),
         "virtual_seconds": clock.clock_of(lines),
-        f"{metric}_clients": _by_client(scored, last),
+        **{key_after(f"{metric}_clients", n): _by_client(scored, f"test{n}") for n in run.finetune},
         "validation_clients": {str(n): _by_client(scored, f"validation{n}") for n in run.finetune},
     }
     densities = _by_client(reports, "density")
@@ -318,8 +317,10 @@ def _note_chance(run: Run, at_round: int, scored: Sequence[Report]) -> list[str]
     accuracy = right / tested
     if accuracy > chance + CHANCE * error:
         return []
+    epochs = run.finetune[-1]
+    when = f" {describe_finetuning(epochs)}" if epochs else ""
     return [
-        f"the accuracy over all test examples, {accuracy:.1%}, is no better than chance "
+        f"the accuracy over all test examples{when}, {accuracy:.1%}, is no better than chance "
         f"({chance:.1%}, always the same class): no learning can be seen; try a different learning "
         "rate (lr), or more rounds"
     ]
@@ -353,9 +354,8 @@ def _count_train_examples(run: Run, at_round: int, scored: Sequence[Report]) -> 
 def _headline(
     run: Run, at_round: int, reports: Sequence[Report], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the scores that a table shows, and those of every length of fine-tuning."""
+    """Return the scores before fine-tuning, and those after every length of it."""
     problem = run.federation.problem
-    last = str(run.finetune[-1])
     if not reports:
         if isinstance(problem, MixedProblem):
             words = {"metric": None}
@@ -370,14 +370,12 @@ def _headline(
             for name, numbers in tasks.items():
                 numbers |= _sum_task_bytes(name, lines)
             finetune[str(n)] = {"tasks": tasks}
-        return {"metric": None, "tasks": finetune[last]["tasks"], "finetune": finetune}
+        return {"metric": None, **name_by_length(finetune), "finetune": finetune}
     after = {str(n): spread_scores(problem.metric, reports, n) for n in run.finetune}
-    return {
-        **problem.metric.describe(),
-        **after[last],
-        "validation_mean": mean_if_reported(reports, f"validation{last}"),
-        "finetune": after,
-    }
+    named = name_by_length(after)
+    for n in run.finetune:
+        named[key_after("validation_mean", n)] = mean_if_reported(reports, f"validation{n}")
+    return {**problem.metric.describe(), **named, "finetune": after}
 
 
 def _sum_task_bytes(task: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:

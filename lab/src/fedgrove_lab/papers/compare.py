@@ -12,7 +12,7 @@ from typing import Any
 from fedgrove.data import Federation
 from fedgrove.data.devices import read_devices
 from fedgrove.report.seed_averages import paired_difference
-from fedgrove.report.tables import Summary
+from fedgrove.report.tables import Summary, finetune_lengths, scores_after
 from fedgrove.report.time_to_target import Curve, common_target, read_curve
 
 from .measures import (
@@ -170,7 +170,9 @@ def _row(study: Study, row: StudyRow, summaries: Summaries) -> dict[str, Any]:
     for key in keys:
         values = []
         for seed, run in runs.items():
-            band = _in_band(row, seed, run.get("accuracy_clients", ()))
+            # Runs of older versions have the accuracies of clients at the last length only.
+            tuned = scores_after(run, finetune_lengths(run)[-1])
+            band = _in_band(row, seed, tuned.get("accuracy_clients", ()))
             values.append(run_value(run, key, row.layer, band))
         by_seed[key] = values
         if key.startswith(REACHED) and None in values:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgrove.report.tables import Summary, bytes_per_device
+from fedgrove.report.tables import Summary, bytes_per_device, finetune_lengths, key_after
 
 ON_TASK = "accuracy_on/"
 """Begins a measure of the mean accuracy on one task, as ``accuracy_on/mnist``."""
@@ -205,13 +205,13 @@ def run_value(
     if measure == "clients_band":
         return float(len(band))
     if measure == "accuracy_band":
-        scored = summary["accuracy_clients"]
+        scored = _clients_at(summary, length)
         values = [scored[client] for client in band if client in scored]
         return math.fsum(values) / len(values) if values else None
     if measure == "accuracy_best":
-        # A summary has the accuracies of single clients at the last length only.
-        is_last = length == list(summary["finetune"])[-1]
-        return float(max(summary["accuracy_clients"].values())) if is_last else None
+        # Runs of older versions have the accuracies of single clients at the last length only.
+        scored = _clients_at(summary, length)
+        return float(max(scored.values())) if scored else None
     if measure in MEASURES and MEASURES[measure].find is not None:
         find = MEASURES[measure].find
         assert find is not None
@@ -227,6 +227,13 @@ def run_value(
     if scores["accuracy_std"] == 0:
         return None
     return float(scores["accuracy_mean"] / scores["accuracy_std"])
+
+
+def _clients_at(summary: Summary, length: str) -> dict[str, float]:
+    """Return the accuracy of each client after fine-tuning; without a length after the last."""
+    epochs = int(length) if length else finetune_lengths(summary)[-1]
+    found: dict[str, float] = summary.get(key_after("accuracy_clients", epochs), {})
+    return found
 
 
 def split_key(key: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ...core import Answer, Job, Lost
-from ...errors import EngineError, unknown
+from ...errors import EngineError, spell_option, unknown
 from ...runs.run import Run
 from ..work import lose_late
 from . import shared
@@ -218,7 +218,7 @@ class Pool:
             server_end.close()
             raise EngineError(
                 f"a worker process cannot be started ({error.strerror or error}); end other "
-                "processes, or use --engine serial."
+                f"processes, or use {spell_option('engine', 'serial')}."
             ) from None
         finally:
             # Only the worker may have this end open: then its death closes the pipe.
@@ -398,7 +398,7 @@ class Pool:
         self._failed_starts += 1
         if self._failed_starts < STARTS:
             return
-        advice = "use --engine serial."
+        advice = f"use {spell_option('engine', 'serial')}."
         if self.start == "spawn":
             advice = (
                 'a script that trains must do so below `if __name__ == "__main__":`, since every '

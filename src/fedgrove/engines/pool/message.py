@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core import Answer, Lost, Packet, Report, Task
-from ...errors import EngineError
+from ...errors import EngineError, spell_option
 from ...nets import user_files
 from ...runs.run import Run
 from ...trees import Tree
@@ -147,5 +147,6 @@ def explain_unpicklable(error: Exception) -> EngineError:
     """Return the error for a run that cannot be pickled for a worker."""
     return EngineError(
         f"the run cannot be sent to a worker process: {explain_error(error)} Your own classes and "
-        "functions must be at the top level of a file that can be imported; or use --engine serial."
+        "functions must be at the top level of a file that can be imported; or use "
+        f"{spell_option('engine', 'serial')}."
     )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ... import trees
-from ...errors import EngineError
+from ...errors import EngineError, spell_option
 from ...trees import Tree
 
 Forest = Sequence[Mapping[str, Tensor]]
@@ -211,7 +211,7 @@ def _full(size: int, error: OSError) -> SharedMemoryFull:
     """Return the error for shared memory without enough room."""
     return SharedMemoryFull(
         f"shared memory has no room for {size / 2**20:.1f} MiB ({error.strerror or error}); free "
-        "some of /dev/shm, or use --engine serial."
+        f"some of /dev/shm, or use {spell_option('engine', 'serial')}."
     )
 
 

@@ -21,7 +21,7 @@ from ...channels.shrink import cut_channels
 from ...channels.submodel import get_shapes
 from ...channels.widths import Width, choose_width
 from ...core import ClientInfo, Setup
-from ...errors import InputError, check, unknown
+from ...errors import InputError, check, spell_option, unknown
 from ...parts.device_widths import batch_and_slots
 from ...parts.local import LocalTraining
 from ...seeds import torch_rng
@@ -270,6 +270,7 @@ def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) 
                 f"client {k}'s device has {device.memory} bytes of memory, and at a pruning ratio "
                 f"of {max(ratio_of.values()):g}, the largest, a training step of this net needs "
                 f"{least}; use a smaller net or batch, or a rule that cuts all layers equally "
-                "(--set prune=UniformL1), or give the ratios (--set ratios=0,0.5)."
+                f"({spell_option('set', 'prune=UniformL1')}), or give the ratios "
+                f"({spell_option('set', 'ratios=0,0.5')})."
             )
     return {k: ratio_of[choose_width(device, options)] for k, device in devices.items()}

@@ -77,7 +77,7 @@ from ...core import (
     Train,
     expected_as_sent,
 )
-from ...errors import InputError, UnfitError, check, unknown
+from ...errors import InputError, UnfitError, check, spell_option, unknown
 from ...nets import Net
 from ...nets.layout import Layout
 from ...parts.aggregate import WeightedMean
@@ -198,7 +198,8 @@ class FedAPTA(CommonParts):
             # gradient: as a correction it would drown the loss.
             raise InputError(
                 "drift is feddc and the optimiser Adam; FedDC uses updates as sums of gradients, "
-                "which is only correct with SGD. Use it (--set optimiser=SGD --lr 0.1), or "
+                "which is only correct with SGD. Use it "
+                f"({spell_option('set', 'optimiser=SGD')}, {spell_option('lr', '0.1')}), or "
                 "drift=server or none."
             )
         ratios = self._ratios(setup)

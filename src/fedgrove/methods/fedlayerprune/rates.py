@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core import Batch, Carry, ClientInfo
-from ...errors import UnfitError, check
+from ...errors import UnfitError, check, spell_option
 from ...nets import Net
 from ...nets.layout import Layout
 from ...parts.allocate import ERK, Uniform
@@ -118,7 +118,8 @@ class KindAndDepth:
                 raise UnfitError(
                     f"its layer '{layer.name}' is neither a convolution nor linear, and "
                     "KindAndDepth has a sensitivity for these two kinds only. Treat all layers "
-                    "equally (--set rates=Alike) or measure them (--set rates=LearnedSensitivity)."
+                    f"equally ({spell_option('set', 'rates=Alike')}) or measure them "
+                    f"({spell_option('set', 'rates=LearnedSensitivity')})."
                 )
             alpha = by_kind[layer.kind]
             # The middle of layer i, of layers of equal length that lie between 0 and 1.

@@ -63,7 +63,7 @@ from ...core import (
     TaskSettings,
     Train,
 )
-from ...errors import InputError, UnfitError, check
+from ...errors import InputError, UnfitError, check, spell_option
 from ...nets import Net
 from ...parts.common import CommonParts
 from ...parts.device_widths import narrow_clients
@@ -219,13 +219,15 @@ class Grove(CommonParts):
         if self.home and not setup.layout.head:
             raise UnfitError(
                 "the last layer would be kept on the client, but the net has no layer with "
-                "parameters. Share all layers (--set home=false), or use a net that ends in one."
+                f"parameters. Share all layers ({spell_option('set', 'home=false')}), or use a "
+                "net that ends in one."
             )
         weights, statistics = self.client.shared_names(setup.layout)
         if not weights:
             raise UnfitError(
                 "nothing would be shared: the net has only its last layer, which would be kept on "
-                "the client. Share all layers (--set home=false), or use a deeper net."
+                f"the client. Share all layers ({spell_option('set', 'home=false')}), or use a "
+                "deeper net."
             )
         model = trees.pick(setup.params, weights)
         narrow: dict[int, float] = {}

@@ -46,7 +46,7 @@ from ...core import (
     Task,
     Train,
 )
-from ...errors import UnfitError, check
+from ...errors import UnfitError, check, spell_option
 from ...nets import Net
 from ...nets.layout import Layout
 from ...parts.common import CommonParts
@@ -111,13 +111,15 @@ class STC(CommonParts):
         if self.head == "home" and not layout.head:
             raise UnfitError(
                 "the last layer would be kept on the client, but the net has no layer with "
-                "parameters. Share all layers (--set head=shared), or use a net that ends in one."
+                f"parameters. Share all layers ({spell_option('set', 'head=shared')}), or use a "
+                "net that ends in one."
             )
         weights, statistics = self._names(layout)
         if not weights:
             raise UnfitError(
                 "nothing would be shared: the net has only its last layer, which would be kept on "
-                "the client. Share all layers (--set head=shared), or use a deeper net."
+                f"the client. Share all layers ({spell_option('set', 'head=shared')}), or use a "
+                "deeper net."
             )
         model = trees.pick(setup.params, weights)
         left: Tree = {}

@@ -91,6 +91,55 @@ document.addEventListener("DOMContentLoaded", () => {
     });
   }
 
+  // A chart can be kept as a file of its own, in the colours that are shown now.
+  const looks = ["fill", "fill-opacity", "opacity", "stroke", "stroke-width", "stroke-dasharray", "font-size", "text-anchor"];
+  function copyLooks(from, to) {
+    const style = getComputedStyle(from);
+    for (const look of looks) to.setAttribute(look, style.getPropertyValue(look));
+    [...from.children].forEach((child, i) => copyLooks(child, to.children[i]));
+  }
+  function chartFile(figure) {
+    const svg = figure.querySelector("svg");
+    const copy = svg.cloneNode(true);
+    const xmlns = svg.namespaceURI;
+    copyLooks(svg, copy);
+    for (const off of copy.querySelectorAll(".off")) off.remove();
+    const { width, height } = svg.viewBox.baseVal;
+    let x = 4;
+    // The legend of the page, below the chart.
+    for (const name of figure.querySelectorAll(".legend button[aria-pressed=true]")) {
+      const text = document.createElementNS(xmlns, "text");
+      text.textContent = "■ " + name.textContent;
+      text.setAttribute("x", x);
+      text.setAttribute("y", height + 14);
+      text.setAttribute("fill", getComputedStyle(name.querySelector("i")).backgroundColor);
+      text.setAttribute("font-size", "10px");
+      copy.append(text);
+      x += 5.8 * (name.textContent.length + 4);
+    }
+    copy.setAttribute("xmlns", xmlns);
+    copy.setAttribute("font-family", "sans-serif");
+    copy.setAttribute("viewBox", `0 0 ${Math.max(width, x)} ${height + 20}`);
+    for (const node of copy.querySelectorAll("[data-t]")) node.removeAttribute("data-t");
+    return new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
+  }
+  for (const figure of document.querySelectorAll("figure")) {
+    const title = figure.querySelector("figcaption");
+    const name = title.textContent.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+    const save = document.createElement("button");
+    save.className = "plain";
+    save.textContent = "SVG";
+    save.title = "save this chart as a file";
+    save.addEventListener("click", () => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(chartFile(figure));
+      link.download = `${name}.svg`;
+      link.click();
+      URL.revokeObjectURL(link.href);
+    });
+    title.append(save);
+  }
+
   // Tables are sorted by the column that is clicked, numbers as numbers.
   const units = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, ms: 1e-3, min: 60, h: 3600 };
   function worth(cell) {
