@@ -52,9 +52,10 @@ def test_four_methods_three_seeds_one_table_one_sentence_one_page(
 
 def test_the_sentence_by_hand() -> None:
     def summary(accuracy: float, sent: int, sizes: list[int], density: float) -> dict[str, Any]:
-        tuned = {"0": {"accuracy_mean": accuracy}, "3": {"accuracy_mean": 1.0}}
         return {
-            "finetune": tuned,
+            "accuracy_mean": accuracy,
+            "accuracy_mean_after_3": 1.0,
+            "finetune": {"0": {}, "3": {}},
             "bytes_up": sent,
             "bytes_down": sent,
             "group_sizes": sizes,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import (
@@ -197,14 +198,14 @@ def _show_in_bar(bar: Progress, totals: _Totals) -> Callable[[Line], None]:
 @contextmanager
 def _show_in_notebook(totals: _Totals) -> Iterator[Callable[[Line], None]]:
     """Show a bar of progress below the cell of a notebook, which stays there as a line."""
-    # It is there: this process runs in it.
-    from IPython.display import HTML, display
+    # It is imported: this process runs in it.
+    ipython = sys.modules["IPython.display"]
 
-    def draw(text: str) -> HTML:
+    def draw(text: str) -> Any:
         bar = f'<progress max="{totals.rounds}" value="{totals.round}"></progress>'
-        return HTML(f"{bar} {escape(text)}")
+        return ipython.HTML(f"{bar} {escape(text)}")
 
-    shown = display(draw(totals.describe_all()), display_id=True)
+    shown = ipython.display(draw(totals.describe_all()), display_id=True)
     shown_at = time.monotonic()
 
     def take(line: Line) -> None:
