@@ -53,4 +53,5 @@ from .pfed1bs import PFed1BS as PFed1BS
 from .pfedgate import PFedGate as PFedGate
 from .qfedcg import QFedCG as QFedCG
 from .safl import SAFL as SAFL
+from .scaffold import Scaffold as Scaffold
 from .stc import STC as STC

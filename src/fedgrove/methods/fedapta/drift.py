@@ -25,13 +25,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from ... import trees
 from ...core import Batch, Carry
 from ...errors import check
-from ...parts.objective import Loss, Objective
+from ...parts.objective import Linear, Loss, Objective
 from ...trees import Tree
 
 if TYPE_CHECKING:
@@ -63,9 +62,8 @@ class DriftCorrection(Objective):
         """The penalty and the gradient term."""
         drift = trees.pick(carry["drift"], params)
         received = trees.pick(carry["model"], params)
-        along = trees.pick(carry["correction"], params)
         away = trees.map(lambda w, h, t: w + h - t, params, drift, received)
-        linear = torch.stack([(w * along[name]).sum() for name, w in params.items()]).sum()
+        linear, _ = Linear("correction")(out, params, batch, carry)
         alpha = self.alpha / carry["settings"]["weight"]
         return 0.5 * alpha * trees.sq_norm(away) + linear, {}
 
