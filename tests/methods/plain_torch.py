@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,7 @@ def mean(models: list[Weights]) -> Weights:
     return {name: SHARES[0] * one[name] + SHARES[1] * other[name] for name in one}
 
 
-def play_two_rounds(method: AnyMethod, folder: Path) -> tuple[Run, object]:
+def play_two_rounds(method: AnyMethod, folder: Path) -> tuple[Run, Any]:
     """The library's own run, and its last state."""
     run = make_run(method, folder, sizes=SIZES, cohort=2, rounds=2)
     return run, play(run, Serial())

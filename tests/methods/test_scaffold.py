@@ -104,7 +104,6 @@ def plain_scaffold(option: str) -> tuple[plain_torch.Weights, plain_torch.Weight
 def test_two_rounds_equal_plain_torch(option: str, tmp_path: Path) -> None:
     method = Scaffold(option, local=PLAIN_SGD)  # type: ignore[arg-type]
     run, state = plain_torch.play_two_rounds(method, tmp_path)
-    assert isinstance(state, State)
     model, control = plain_scaffold(option)
     assert plain_torch.far(run.params, state.model) > 1e-2
     assert plain_torch.far(model, state.model) < 1e-12
@@ -114,7 +113,7 @@ def test_two_rounds_equal_plain_torch(option: str, tmp_path: Path) -> None:
 def test_with_plain_sgd_auto_is_option_two(tmp_path: Path) -> None:
     _, auto = plain_torch.play_two_rounds(Scaffold(local=PLAIN_SGD), tmp_path / "a")
     _, update = plain_torch.play_two_rounds(Scaffold("update", local=PLAIN_SGD), tmp_path / "b")
-    assert trees.identical(auto.model, update.model)  # type: ignore[attr-defined]
+    assert trees.identical(auto.model, update.model)
 
 
 # ---- what else holds -----------------------------------------------------------------------------
@@ -172,7 +171,7 @@ def test_option_two_needs_plain_sgd(local: LocalTraining, why: str, tmp_path: Pa
     assert note.endswith(f"local training {why}")
     _, by_gradient = plain_torch.play_two_rounds(Scaffold(local=local), tmp_path / "a")
     _, asked = plain_torch.play_two_rounds(Scaffold("gradient", local=local), tmp_path / "b")
-    assert trees.identical(by_gradient.model, asked.model)  # type: ignore[attr-defined]
+    assert trees.identical(by_gradient.model, asked.model)
     assert Scaffold(local=PLAIN_SGD).notes(run.net) == []
 
 

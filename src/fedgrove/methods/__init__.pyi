@@ -34,8 +34,10 @@ from .fedmask import FedMask as FedMask
 from .fedmp import FedMP as FedMP
 from .fedntd import FedNTD as FedNTD
 from .fedpaq import FedPAQ as FedPAQ
+from .fedper import FedPer as FedPer
 from .fedprox import FedProx as FedProx
 from .fedprune import FedPrune as FedPrune
+from .fedrep import FedRep as FedRep
 from .fedrolex import FedRolex as FedRolex
 from .fedsnip import FedSNIP as FedSNIP
 from .fedwcp import FedWCP as FedWCP
