@@ -17,8 +17,11 @@ from .caldas_dropout import CaldasDropout as CaldasDropout
 from .clusterfl import ClusterFL as ClusterFL
 from .ditto import Ditto as Ditto
 from .efficientfl import EfficientFL as EfficientFL
+from .fedadagrad import FedAdagrad as FedAdagrad
+from .fedadam import FedAdam as FedAdam
 from .fedapta import FedAPTA as FedAPTA
 from .fedavg import FedAvg as FedAvg
+from .fedavgm import FedAvgM as FedAvgM
 from .fedbabu import FedBABU as FedBABU
 from .fedbn import FedBN as FedBN
 from .fedchar import FedCHAR as FedCHAR
@@ -41,6 +44,7 @@ from .fedrep import FedRep as FedRep
 from .fedrolex import FedRolex as FedRolex
 from .fedsnip import FedSNIP as FedSNIP
 from .fedwcp import FedWCP as FedWCP
+from .fedyogi import FedYogi as FedYogi
 from .fixedprune import FixedPrune as FixedPrune
 from .global_ft import GlobalFT as GlobalFT
 from .grove import Grove as Grove

@@ -25,7 +25,7 @@ from ..core import Edit, Give, Setup, Stage, Train
 from ..errors import check
 from ..nets import Net
 from ..parts.local import for_epochs
-from ..parts.one_model import OneModel, dense_bytes
+from ..parts.one_model import OneModel, dense_bytes, initial_model
 from ..parts.personal import complete_from_start, count_body, send_received, start_body
 from .fedavg import FedAvg
 
@@ -46,7 +46,7 @@ class FedBABU(FedAvg):
 
     def init(self, setup: Setup) -> OneModel:
         """Alg. 1, "initialize": the server has the body; both sides draw the head."""
-        return OneModel(0, start_body(setup, self.head))
+        return initial_model(setup, self.server, start_body(setup, self.head))
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the body under the head and send it; to use the model, tune the head first."""

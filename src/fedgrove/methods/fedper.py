@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ..core import Edit, Give, Setup, Stage, Train
 from ..errors import check
 from ..nets import Net
-from ..parts.one_model import OneModel, dense_bytes
+from ..parts.one_model import OneModel, dense_bytes, initial_model
 from ..parts.personal import complete, count_body, share_received, start_body
 from .fedavg import FedAvg
 
@@ -38,7 +38,7 @@ class FedPer(FedAvg):
 
     def init(self, setup: Setup) -> OneModel:
         """Alg. 2, "initialize": the server has the body."""
-        return OneModel(0, start_body(setup, self.head))
+        return initial_model(setup, self.server, start_body(setup, self.head))
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the client's own head on, train all, send the body."""

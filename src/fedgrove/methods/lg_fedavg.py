@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ..core import Edit, Give, Setup, Stage, Train
 from ..errors import UnfitError, check
 from ..nets import Net
-from ..parts.one_model import OneModel, dense_bytes
+from ..parts.one_model import OneModel, dense_bytes, initial_model
 from ..parts.personal import complete, share_received
 from ..trees import pick
 from .fedavg import FedAvg
@@ -45,7 +45,8 @@ class LGFedAvg(FedAvg):
                 f"the last {self.shared} layers are shared, and it has {len(layers)} with "
                 f"parameters. Share fewer (--set shared={len(layers)}), or use a deeper net."
             )
-        return OneModel(0, pick(setup.params, setup.layout.last(self.shared)))
+        shared = pick(setup.params, setup.layout.last(self.shared))
+        return initial_model(setup, self.server, shared)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the client's own layers under the shared ones, train all, send the shared ones."""

@@ -62,6 +62,7 @@ from ..parts.one_model import (
     send_model,
     train_cohort,
 )
+from ..parts.server import ServerOptimiser, begin_server, step_server
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 
@@ -90,6 +91,9 @@ class Scaffold(CommonParts):
     SGD and otherwise option I; "off", no control variates."""
     _: KW_ONLY
     codec: Codec = Dense()
+    server: ServerOptimiser | None = None
+    """What the server makes of the mean update; none: the mean is the next model, which is the
+    paper's global step size of 1."""
 
     def __post_init__(self) -> None:
         if self.control not in CONTROLS:
@@ -105,11 +109,13 @@ class Scaffold(CommonParts):
                 f"{_describe(self.local)}; use SGD without momentum and clipping, or set control "
                 "to gradient."
             )
+        params = trees.pick(setup.params, setup.layout.params)
         control: Tree = {}
         if self.control != "off":
-            control = zeros_like(trees.pick(setup.params, setup.layout.params))
+            control = zeros_like(params)
         examples = sum(info.examples for info in setup.clients.values())
-        return State(0, setup.params, control, examples)
+        remembered = begin_server(self.server, params)
+        return State(0, setup.params, control, examples, server=remembered)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the model."""
@@ -125,7 +131,7 @@ class Scaffold(CommonParts):
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Eq. 5: the mean model, and the control variate moved by the changes of the clients'."""
         if self.control == "off":
-            return average(state, reports, self.mean)
+            return average(state, reports, self.mean, self.server)
         models = self.mean.start(state.model)
         changes = self.mean.start(zeros_like(state.control))
         examples = 0
@@ -135,7 +141,8 @@ class Scaffold(CommonParts):
             examples += report.examples
         share = examples / max(1, state.examples)
         control = moved_control(state.control, changes.value(), share)
-        return replace(state, round=state.round + 1, model=models.value(), control=control)
+        model, kept = step_server(self.server, state.model, models.value(), state.server)
+        return replace(state, round=state.round + 1, model=model, control=control, server=kept)
 
     # ---- a client --------------------------------------------------------------------------------
 
