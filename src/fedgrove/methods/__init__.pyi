@@ -27,6 +27,7 @@ from .fedbn import FedBN as FedBN
 from .fedchar import FedCHAR as FedCHAR
 from .feddrop import FedDrop as FedDrop
 from .feddst import FedDST as FedDST
+from .feddyn import FedDyn as FedDyn
 from .fedem import FedEM as FedEM
 from .fedgen import FedGen as FedGen
 from .fedkd import FedKD as FedKD
@@ -35,6 +36,7 @@ from .fedlc import FedLC as FedLC
 from .fedlps import FedLPS as FedLPS
 from .fedmask import FedMask as FedMask
 from .fedmp import FedMP as FedMP
+from .fednova import FedNova as FedNova
 from .fedntd import FedNTD as FedNTD
 from .fedpaq import FedPAQ as FedPAQ
 from .fedper import FedPer as FedPer
