@@ -18,6 +18,7 @@ from fedgrove.methods.clusterfl import Clustered
 from fedgrove.nets import Net, Output
 from fedgrove.parts.objective import (
     CrossEntropy,
+    Linear,
     Objective,
     ProblemLoss,
     Proximal,
@@ -143,6 +144,16 @@ def test_proximal_pulls_to_the_tree_it_names_and_leaves_buffers_out() -> None:
         output([[0.0]]), {"w": torch.tensor([5.0])}, batch([0], [1]), carry
     )
     assert loss.item() == 9.0  # 2/2 * (5 - 2)^2
+
+
+def test_the_gradient_of_a_linear_term_is_its_direction() -> None:
+    """<w, c> with w = (4, -3) and c = (.5, 2): 2 - 6 = -4."""
+    w = torch.tensor([4.0, -3.0], requires_grad=True)
+    carry = {"along": {"w": torch.tensor([0.5, 2.0])}}
+    loss, aux = Linear("along")(output([[0.0]]), {"w": w}, batch([0], [1]), carry)
+    assert (loss.item(), aux) == (-4.0, {})
+    (g,) = torch.autograd.grad(loss, w)
+    assert g.tolist() == [0.5, 2.0]
 
 
 def test_proximal_refuses_a_negative_mu() -> None:

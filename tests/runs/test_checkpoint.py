@@ -19,6 +19,7 @@ from torch import Tensor
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError, MethodError
+from fedgrove.parts.one_model import OneModel
 from fedgrove.runs.checkpoint import LEAST, TreeFiles, mark_tensor, state_from_json, state_to_json
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
@@ -83,6 +84,16 @@ def test_a_state_of_another_version_is_refused(change: Any) -> None:
         match=r"a different version .* differ in (groups|most); resume it with the version",
     ):
         state_from_json(frozen, {}, State(0))
+
+
+def test_an_optional_field_may_be_missing() -> None:
+    """As in the checkpoints of a version that did not have it yet."""
+    frozen = state_to_json(OneModel(4, {}), {})
+    del frozen["fields"]["server"]
+    assert state_from_json(frozen, {}, OneModel(0, {})) == OneModel(4, {})
+    del frozen["fields"]["model"]
+    with pytest.raises(InputError, match="the states differ in model;"):
+        state_from_json(frozen, {}, OneModel(0, {}))
 
 
 def test_a_part_of_another_type_is_refused() -> None:

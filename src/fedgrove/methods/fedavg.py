@@ -32,6 +32,7 @@ from ..parts.one_model import (
     send_model,
     train_cohort,
 )
+from ..parts.server import ServerOptimiser
 from ..wire.codec import Codec, Dense
 
 
@@ -40,10 +41,12 @@ class FedAvg(CommonParts):
     """One model for all: the weighted mean of what the cohort trained."""
 
     codec: Codec = Dense()
+    server: ServerOptimiser | None = None
+    """What the server makes of the mean update; none: the mean is the next model."""
 
     def init(self, setup: Setup) -> OneModel:
         """Alg. 1, "initialize w_0"."""
-        return initial_model(setup)
+        return initial_model(setup, self.server)
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client uses the model."""
@@ -55,7 +58,7 @@ class FedAvg(CommonParts):
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """Alg. 1, the last line of the round: the weighted mean is the next model."""
-        return average(state, reports, self.mean)
+        return average(state, reports, self.mean, self.server)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Alg. 1, ClientUpdate: train and send; to use the model, nothing need be done."""

@@ -22,11 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core import Edit, Give, Setup, Stage, Train
-from ..errors import UnfitError, check, spell_option
+from ..errors import check
 from ..nets import Net
 from ..parts.local import for_epochs
-from ..parts.one_model import OneModel, dense_bytes
-from ..parts.personal import complete_from_start, send_received
+from ..parts.one_model import OneModel, dense_bytes, initial_model
+from ..parts.personal import complete_from_start, count_body, send_received, start_body
 from .fedavg import FedAvg
 
 
@@ -46,15 +46,7 @@ class FedBABU(FedAvg):
 
     def init(self, setup: Setup) -> OneModel:
         """Alg. 1, "initialize": the server has the body; both sides draw the head."""
-        layers = setup.layout.trained_layers
-        if self.head >= len(layers):
-            raise UnfitError(
-                f"the last {self.head} layers are the head, and it has {len(layers)} with "
-                "parameters: no body is left. Use a smaller head "
-                f"({spell_option('set', 'head=1')}), or a deeper net."
-            )
-        head = set(setup.layout.last(self.head))
-        return OneModel(0, {name: v for name, v in setup.params.items() if name not in head})
+        return initial_model(setup, self.server, start_body(setup, self.head))
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the body under the head and send it; to use the model, tune the head first."""
@@ -75,6 +67,4 @@ class FedBABU(FedAvg):
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The parameters of the body."""
-        # `last` names buffers too, which the papers do not count.
-        body = set(net.layout.params) - set(net.layout.last(self.head))
-        return dense_bytes(net.layout.count(body), cohort, rounds)
+        return dense_bytes(count_body(net.layout, self.head), cohort, rounds)

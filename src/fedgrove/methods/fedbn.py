@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ..core import Edit, Give, Setup, Stage, Train
 from ..nets import Net
-from ..parts.one_model import OneModel, dense_bytes
+from ..parts.one_model import OneModel, dense_bytes, initial_model
 from ..parts.personal import complete, share_received
 from .fedavg import FedAvg
 
@@ -34,7 +34,8 @@ class FedBN(FedAvg):
     def init(self, setup: Setup) -> OneModel:
         """All but the norm layers is shared."""
         norms = setup.layout.norms
-        return OneModel(0, {name: v for name, v in setup.params.items() if name not in norms})
+        shared = {name: v for name, v in setup.params.items() if name not in norms}
+        return initial_model(setup, self.server, shared)
 
     def notes(self, net: Net) -> list[str]:
         """FedBN: say that nothing stays on the client if the network has no norm layers."""

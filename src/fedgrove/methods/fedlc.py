@@ -93,7 +93,7 @@ class FedLC(FedAvg):
     def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters; the targets must be classes."""
         check_has_classes(setup.net.problem)
-        return initial_model(setup)
+        return initial_model(setup, self.server)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Count the labels, train with calibrated logits and send."""

@@ -101,7 +101,7 @@ class FedNTD(FedAvg):
     def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters; the targets must be classes."""
         check_has_classes(setup.net.problem)
-        return initial_model(setup)
+        return initial_model(setup, self.server)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the distillation and send."""

@@ -104,8 +104,9 @@ class FedPAQ(FedAvg):
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """Alg. 1, the last line of the round: the model and the mean of the updates."""
         if not self.levels:
-            return average(state, reports, self.mean)
-        return average(state, (as_model(report, state.model) for report in reports), self.mean)
+            return average(state, reports, self.mean, self.server)
+        models = (as_model(report, state.model) for report in reports)
+        return average(state, models, self.mean, self.server)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, and send the quantised update."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ..core import Edit, Give, Setup, Stage, Train
 from ..errors import UnfitError, check, spell_option
 from ..nets import Net
-from ..parts.one_model import OneModel, dense_bytes
+from ..parts.one_model import OneModel, dense_bytes, initial_model
 from ..parts.personal import complete, share_received
 from ..trees import pick
 from .fedavg import FedAvg
@@ -46,7 +46,8 @@ class LGFedAvg(FedAvg):
                 f"parameters. Share fewer ({spell_option('set', f'shared={len(layers)}')}), or "
                 "use a deeper net."
             )
-        return OneModel(0, pick(setup.params, setup.layout.last(self.shared)))
+        shared = pick(setup.params, setup.layout.last(self.shared))
+        return initial_model(setup, self.server, shared)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the client's own layers under the shared ones, train all, send the shared ones."""

@@ -128,7 +128,7 @@ class MOON(FedAvg):
     def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters."""
         check_has_features(setup.layout)
-        return initial_model(setup)
+        return initial_model(setup, self.server)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Alg. 1, PartyLocalTraining: train against the last model, send, and keep the new one."""

@@ -70,8 +70,8 @@ class QFedCG(FedAvg):
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The mean of the updates, as they are sent, moves the model."""
         if not self.compresses:
-            return average(state, reports, self.mean)
-        return add_mean_update(state, reports, self.mean)
+            return average(state, reports, self.mean, self.server)
+        return add_mean_update(state, reports, self.mean, self.server)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, compress, send."""

@@ -82,17 +82,20 @@ class Gradient:
     """
 
     objective: Objective
+    whole: bool = False
+    """Whether by all parameters; False: by the prunable weights."""
     passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        """The gradient by prunable weight, without dropout."""
+        """The gradient by weight, without dropout."""
 
         mean_loss = loss_at(self.objective, net, params, batch, carry)
 
         def loss(weights: Tree) -> Tensor:
             return mean_loss(weights) * batch.weight.sum()
 
-        return gradient(loss, trees.pick(params, net.layout.prunable))
+        names = net.layout.params if self.whole else net.layout.prunable
+        return gradient(loss, trees.pick(params, names))
 
 
 def random_batches(local: LocalTraining | None, limit: int | None = None) -> Batches:

@@ -10,6 +10,7 @@ the client's last task left it. It is never sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -263,6 +264,12 @@ def batches_of(net: Net, stage: Train) -> Batches:
     least = 2 if net.layout.batch_norm else 1
     fold: Literal["all", "out"] = "out" if stage.leaves_out_fold else "all"
     return Batches("train", recipe(stage).batch, shuffle=True, least=least, fold=fold)
+
+
+def count_steps(stage: Train, client: Client) -> int:
+    """Return the number of steps of local training in a round; 0 for a client without examples."""
+    over = batches_of(client.net, stage)
+    return recipe(stage).epochs * math.ceil(client.count_seen(over) / over.size)
 
 
 def augmented(stage: Train, carry: Carry, batch: Batch) -> Batch:

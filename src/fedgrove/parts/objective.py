@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from .. import trees
@@ -190,6 +191,24 @@ class Proximal(Objective):
         # The carry's tree holds buffers as well; running statistics are not pulled.
         reference = trees.pick(carry[self.to], params)
         return 0.5 * self.mu * trees.sq_norm(trees.sub(params, reference)), {}
+
+
+@dataclass(frozen=True)
+class Linear(Objective):
+    r"""A direction that is added to the gradient of every step: :math:`\langle w, c \rangle`.
+
+    (SCAFFOLD, Karimireddy et al. 2020, Eq. 3; also in FedDyn and FedDC.) :math:`w` -> ``params``,
+    :math:`c` -> ``carry[along]``, which is the gradient of this term.
+    """
+
+    is_loss: ClassVar[bool] = False
+    along: str = field(default="correction", metadata=NOT_SETTABLE)
+
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
+        """The inner product of parameters and direction."""
+        direction = carry[self.along]
+        products = [(w * direction[name]).sum() for name, w in params.items()]
+        return torch.stack(products).sum(), {}
 
 
 __getattr__ = find_old_names(__name__)

@@ -7,9 +7,10 @@ does is here once, as functions of the state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from .. import trees
 from ..core import (
     Carry,
     Client,
@@ -24,6 +25,7 @@ from ..core import (
 from ..nets import Net
 from ..trees import Mask, Tree
 from .aggregate import Averaging
+from .server import ServerOptimiser, ServerState, begin_server, step_server
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class OneModel:
 
     round: int
     model: Tree
+    server: ServerState = field(default_factory=dict, kw_only=True, metadata={"optional": True})
+    """What the server's optimiser remembers; nothing without one."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,20 @@ class SparseModel(OneModel):
 State = TypeVar("State", bound=OneModel)
 
 
-def initial_model(setup: Setup) -> OneModel:
-    """Start a one-model method at the network's initial parameters."""
-    return OneModel(0, setup.params)
+def initial_model(
+    setup: Setup, server: ServerOptimiser | None = None, model: Tree | None = None
+) -> OneModel:
+    """Start a one-model method at the network's initial parameters.
+
+    Args:
+        setup: What the server knows.
+        server: The server's optimiser.
+        model: The part of the model that is shared; None: all of it.
+    """
+    if model is None:
+        model = setup.params
+    params = [name for name in setup.layout.params if name in model]
+    return OneModel(0, model, server=begin_server(server, trees.pick(model, params)))
 
 
 def deliver_model(state: OneModel) -> Mapping[str, Packet]:
@@ -65,23 +80,41 @@ def train_cohort(state: OneModel, cohort: Sequence[int]) -> list[Task]:
     return [Task(client, deliver_model(state)) for client in cohort]
 
 
-def average(state: State, reports: Iterable[Report], rule: Averaging) -> State:
-    """Fold a one-model method: the mean of the reported models by a rule, report by report."""
+def average(
+    state: State,
+    reports: Iterable[Report],
+    rule: Averaging,
+    server: ServerOptimiser | None = None,
+) -> State:
+    """Fold a one-model method: the mean of the reported models by a rule, report by report.
+
+    A server with an optimiser moves its model towards that mean.
+    """
     mean = rule.start(state.model)
     for report in reports:
         mean.add(report.give["model"].values, report.examples)
-    return replace(state, round=state.round + 1, model=mean.value())
+    model, kept = step_server(server, state.model, mean.value(), state.server)
+    return replace(state, round=state.round + 1, model=model, server=kept)
 
 
-def add_mean_update(state: State, reports: Iterable[Report], rule: Averaging) -> State:
-    """Fold a one-model method: the model, moved by the mean of the reported updates."""
+def add_mean_update(
+    state: State,
+    reports: Iterable[Report],
+    rule: Averaging,
+    server: ServerOptimiser | None = None,
+) -> State:
+    """Fold a one-model method: the model, moved by the mean of the reported updates.
+
+    A server with an optimiser moves it by what that makes of the mean.
+    """
     # From nothing: the reports are updates of the model, not models.
     mean = rule.start()
     for report in reports:
         mean.add(report.give["update"].values, report.examples)
     update = mean.value()
-    model = {name: w + update[name].to(w.dtype) for name, w in state.model.items()}
-    return replace(state, round=state.round + 1, model=model)
+    mean_model = {name: w + update[name].to(w.dtype) for name, w in state.model.items()}
+    model, kept = step_server(server, state.model, mean_model, state.server)
+    return replace(state, round=state.round + 1, model=model, server=kept)
 
 
 def send_model(carry: Carry, client: Client) -> Outcome:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from .. import trees
-from ..core import Carry, Client, Outcome, Packet
+from ..core import Carry, Client, Outcome, Packet, Setup
+from ..errors import UnfitError, spell_option
+from ..nets.layout import Layout
+from ..trees import Tree
 
 
 def complete(carry: Carry, client: Client) -> Carry:
@@ -57,6 +60,31 @@ def use_personal(carry: Carry, client: Client) -> Carry:
     if "model" in carry:
         return carry
     return {**carry, "model": client.start}
+
+
+# ---- a body that is shared, and a head that is not -----------------------------------------------
+
+
+def start_body(setup: Setup, head: int) -> Tree:
+    """Part of personal methods: the server starts with all but the last ``head`` layers.
+
+    Raises:
+        UnfitError: The network has no other layers.
+    """
+    layers = setup.layout.trained_layers
+    if head >= len(layers):
+        raise UnfitError(
+            f"the last {head} layers are the head, and it has {len(layers)} with parameters: no "
+            f"body is left. Use a smaller head ({spell_option('set', 'head=1')}), or a deeper net."
+        )
+    local = set(setup.layout.last(head))
+    return {name: value for name, value in setup.params.items() if name not in local}
+
+
+def count_body(layout: Layout, head: int) -> int:
+    """Return the number of parameters below the last ``head`` layers."""
+    # `last` names buffers too, which the papers do not count.
+    return layout.count(set(layout.params) - set(layout.last(head)))
 
 
 # ---- a rest that no client trains ----------------------------------------------------------------

@@ -200,8 +200,14 @@ def _find_adapter(kind: type, name: str) -> TypeAdapter[Any] | None:
 
 
 def _check_fields(body: Mapping[str, Any], like: Any) -> None:
-    known = {field.name for field in dataclasses.fields(like)}
-    different = sorted(known ^ body.keys())
+    known = set()
+    needed = set()
+    for field in dataclasses.fields(like):
+        known.add(field.name)
+        # An older version did not write a field that was added as optional.
+        if not field.metadata.get("optional", False):
+            needed.add(field.name)
+    different = sorted((body.keys() - known) | (needed - body.keys()))
     if different:
         raise InputError(
             "the checkpoint was written by a different version of fedgrove or of the method: the "

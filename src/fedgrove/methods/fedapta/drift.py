@@ -25,13 +25,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from ... import trees
 from ...core import Batch, Carry
 from ...errors import check
-from ...parts.objective import Loss, Objective
+from ...parts.objective import Linear, Loss, Objective
 from ...trees import Tree
 
 if TYPE_CHECKING:
@@ -63,9 +62,8 @@ class DriftCorrection(Objective):
         """The penalty and the gradient term."""
         drift = trees.pick(carry["drift"], params)
         received = trees.pick(carry["model"], params)
-        along = trees.pick(carry["correction"], params)
         away = trees.map(lambda w, h, t: w + h - t, params, drift, received)
-        linear = torch.stack([(w * along[name]).sum() for name, w in params.items()]).sum()
+        linear, _ = Linear("correction")(out, params, batch, carry)
         alpha = self.alpha / carry["settings"]["weight"]
         return 0.5 * alpha * trees.sq_norm(away) + linear, {}
 
@@ -76,6 +74,7 @@ def correction(own: Mapping[str, Tensor], group: Mapping[str, Tensor], weight: f
     :math:`g_i` -> ``own``, the device's gradient of its last round; :math:`G_t` -> ``group``, the
     mean of its group's; :math:`\omega_i` -> ``weight``, 1 but in FedDC's code.
 
+    >>> import torch
     >>> own, group = {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}
     >>> correction(own, group)
     {'w': tensor([-2.])}
@@ -92,6 +91,7 @@ def own_gradient(
     :math:`K` -> ``steps``, :math:`\eta` -> ``lr``. (FedDC's code writes it :math:`g_i - G_t -
     \Delta_i / (K \eta)`.)
 
+    >>> import torch
     >>> update, along = {"w": torch.tensor([-2.0])}, {"w": torch.tensor([-2.0])}
     >>> own_gradient(update, along, steps=4, lr=0.5)
     {'w': tensor([3.])}
@@ -104,6 +104,7 @@ def drifted(
 ) -> Tree:
     r"""FedAPTA: FedDC's drift after a round, :math:`h_i \leftarrow h_i + (w_i - w_t)`.
 
+    >>> import torch
     >>> h, w, t = ({"w": torch.tensor([x])} for x in (1.0, 5.0, 3.0))
     >>> drifted(h, w, t)
     {'w': tensor([3.])}

@@ -41,7 +41,6 @@ devices are really faster (``prune.least``); ``fedapta:paper`` has none, and the
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -84,7 +83,7 @@ from ...parts.aggregate import WeightedMean
 from ...parts.augment import Augment
 from ...parts.common import CommonParts
 from ...parts.device_widths import send_masked
-from ...parts.local import SGD, Adam, LocalTraining, batches_of, learning_rate
+from ...parts.local import SGD, Adam, LocalTraining, count_steps, learning_rate
 from ...parts.one_model import dense_bytes
 from ...trees import Tree
 from .channel_rules import (
@@ -461,8 +460,7 @@ class FedAPTA(CommonParts):
     def _steps_and_rate(self, carry: Carry, client: Client) -> tuple[int, float]:
         """How many steps the device does in a round, and their learning rate."""
         local = self.local or LocalTraining()
-        over = batches_of(client.net, Train(self.objective, local))
-        steps = local.epochs * math.ceil(client.count_seen(over) / over.size)
+        steps = count_steps(Train(self.objective, local), client)
         # A device without examples does not move, and its gradient is 0.
         return max(1, steps), float(learning_rate(local, carry))
 

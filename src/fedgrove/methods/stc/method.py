@@ -25,7 +25,7 @@ ternary), the model itself is sent; without compression in both directions this 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -51,6 +51,7 @@ from ...nets import Net
 from ...nets.layout import Layout
 from ...parts.common import CommonParts
 from ...parts.quantise import Scope, check_scope, feedback
+from ...parts.server import ServerOptimiser, ServerState, begin_server, step_server
 from ...trees import Tree
 from . import versions
 from .ternary import SparseTernary, golomb_bytes
@@ -67,6 +68,8 @@ class State:
     """The running statistics, which are sent in full; nothing where nothing is compressed."""
     left: Tree
     """A, the server's error."""
+    server: ServerState = field(default_factory=dict, metadata={"optional": True})
+    """What the server's optimiser remembers; nothing without one."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class STC(CommonParts):
     """Whether the last layer is shared, or kept on the client (ours)."""
     room: float = 4.0
     """The server's memory for updates that clients may have missed, in models."""
+    server: ServerOptimiser | None = None
+    """What the server makes of the mean update before it codes it; none: nothing."""
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
@@ -125,7 +130,10 @@ class STC(CommonParts):
         left: Tree = {}
         if not self.codes_down.is_off:
             left = trees.map(torch.zeros_like, model)
-        return State(0, versions.first(model), trees.pick(setup.params, statistics), left)
+        remembered = begin_server(self.server, model)
+        return State(
+            0, versions.first(model), trees.pick(setup.params, statistics), left, remembered
+        )
 
     def _names(self, layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The weights that are shared, and the running statistics."""
@@ -172,6 +180,9 @@ class STC(CommonParts):
             reported.append(report.of)
         found = mean.value()
         moved = trees.pick(found, model)
+        remembered = state.server
+        if self.server is not None:
+            moved, remembered = self._step_server(model, moved, remembered)
         # Clients that reported have the version that they were sent.
         published = versions.note(state.published, reported)
         left = state.left
@@ -186,7 +197,14 @@ class STC(CommonParts):
             update, left = feedback(self.codes_down, moved, left)
             published = versions.publish(published, update, self.room)
         statistics = trees.pick(found, state.statistics)
-        return State(state.round + 1, published, statistics, left)
+        return State(state.round + 1, published, statistics, left, remembered)
+
+    def _step_server(self, model: Tree, mean: Tree, state: ServerState) -> tuple[Tree, ServerState]:
+        """What the server's optimiser makes of the mean of models, or of updates."""
+        if self.codes_up.is_off:
+            return step_server(self.server, model, mean, state)
+        nothing = trees.map(torch.zeros_like, model)
+        return step_server(self.server, nothing, mean, state)
 
     # ---- a client --------------------------------------------------------------------------------
 
