@@ -19,7 +19,7 @@ from ..options.groups import Settings, TrainingOptions
 from ..parts.local import LocalTraining
 from ..renamed import find_new_field
 from .experiment import Experiment, Federations, load_own_data, shorthand_settings
-from .settings import Draft, assign, find_old_setting, walk, with_default_recipe
+from .settings import Draft, assign, find_old_setting, find_settings, with_default_recipe
 
 PER_TASK = "-per-task"
 """How the name of a run ends, before its seed, where true tasks are kept apart."""
@@ -232,10 +232,4 @@ def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[A
     if renamed is not None:
         parent, part, old = renamed
         key = f"{parent}{find_new_field(type(part), old)}"
-    hints = []
-    for setting in walk(complete):
-        if setting.path == key:
-            return [setting.hint]
-        if setting.path.endswith(f".{key}"):
-            hints.append(setting.hint)
-    return hints
+    return [setting.hint for setting in find_settings(complete, key)]
