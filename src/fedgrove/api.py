@@ -35,7 +35,7 @@ from .config.toml import (
 )
 from .core import Engine
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals
+from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, shown
 from .options import (
     CostOptions,
     RerunOptions,
@@ -336,23 +336,34 @@ def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = Fa
     return Result(summary, folder, net if is_given_again else trusted)
 
 
-def compare(*runs: str | Path | Result | RunFolder | Sweep, bytes: bool = False) -> Comparison:
+RunToCompare = str | Path | Result | RunFolder | Sweep
+"""A run to compare: its result or its folder; or a sweep."""
+
+
+def compare(*runs: RunToCompare | Sequence[RunToCompare], bytes: bool = False) -> Comparison:
     """Runs side by side, as ``fedgrove compare``: ``.table()`` prints them, ``.rows`` holds them.
 
-    Results and run folders, finished or not; a sweep means all its runs, and is also compared over
-    seeds. With ``bytes``, what was sent and what it was spent on.
+    Results and run folders, finished or not, or lists of them; a sweep means all its runs, and is
+    also compared over seeds. With ``bytes``, what was sent and what it was spent on.
     """
-    if not runs:
-        raise InputError("compare was given no run; give one or more results or run folders.")
-    paths = []
+    listed: list[Any] = []
     for run in runs:
-        if isinstance(run, Result):
-            paths.append(str(run.folder.path))
-        elif isinstance(run, RunFolder | Sweep):
-            paths.append(str(run.path))
-        else:
-            paths.append(str(run))
-    return compare_runs(paths, bytes)
+        listed.extend(run if isinstance(run, list | tuple) else [run])
+    if not listed:
+        raise InputError("compare was given no run; give one or more results or run folders.")
+    return compare_runs([str(_find_folder(run)) for run in listed], bytes)
+
+
+def _find_folder(run: Any) -> str | Path:
+    """The folder of a run to compare."""
+    match run:
+        case Result():
+            return run.folder.path
+        case RunFolder() | Sweep():
+            return run.path
+        case str() | Path():
+            return run
+    raise InputError(f"compare was given {shown(run)}; give results or run folders.")
 
 
 # ---- before a run, and many of them --------------------------------------------------------------

@@ -194,6 +194,8 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
     names = [options.methods] if isinstance(options.methods, str) else options.methods
     check(names is None or bool(names), "methods", names, "one name or more, or left out")
     if names is not None:
+        are_names = all(isinstance(name, str) for name in names)
+        check(are_names, "methods", names, 'a list of names, as in ["fedavg", "ditto"]')
         labels = set(map(methods.label_of, names))
         check(len(labels) == len(names), "methods", ",".join(names), "each of them once")
     seeds = list_seeds(options.seeds)

@@ -48,10 +48,14 @@ def describe_grid(options: SweepOptions, experiments: Mapping[str, Experiment]) 
     kept = options.given_of(Experiment, TrainingOptions)
     return {
         **{name: plain(value) for name, value in kept.items()},
-        "methods": list_methods(options.methods, "sweep"),
+        "methods": [_name_to_store(method) for method in list_methods(options.methods, "sweep")],
         "seeds": list(dict.fromkeys(experiment.seed for experiment in experiments.values())),
         "set": write_settings(options.set, is_varied=True),
     }
+
+
+def _name_to_store(method: Any) -> str:
+    return method if isinstance(method, str) else methods.label_of(method)
 
 
 def list_methods(methods: Any, name: str) -> list[Any]:
@@ -105,7 +109,7 @@ def _write_value(value: Any) -> str:
 
 
 def grid(
-    names: Sequence[str],
+    names: Sequence[str | AnyMethod],
     base: Experiment,
     seeds: Sequence[int],
     texts: Sequence[str] = (),
@@ -121,7 +125,7 @@ def grid(
     """
     check(bool(names), "the list of methods", list(names), "one method or more")
     check(bool(seeds), "the list of seeds", list(seeds), "one seed or more")
-    chosen = [Variant(_label(name, names), methods.make(name)) for name in names]
+    chosen = [Variant(_label(i, names), methods.make(name)) for i, name in enumerate(names)]
     every_variant = variants(chosen, texts, recipe)
     for one, other in combinations(every_variant, 2):
         if one.label != other.label and one.method == other.method:
@@ -141,10 +145,18 @@ def grid(
     return experiments
 
 
-def _label(name: str, names: Sequence[str]) -> str:
-    """The method's part of a folder's name; files tell classes of one name apart."""
+def _label(number: int, names: Sequence[str | AnyMethod]) -> str:
+    """The method's part of a folder's name.
+
+    Files tell classes of one name apart, and numbers methods that were made in Python.
+    """
+    name = names[number]
     label = methods.label_of(name)
-    labels_of_others = map(methods.label_of, set(names) - {name})
+    if not isinstance(name, str):
+        earlier = [methods.label_of(other) for other in names[:number] if other != name]
+        count = 1 + earlier.count(label)
+        return label if count == 1 else f"{label}-{count}"
+    labels_of_others = [methods.label_of(other) for other in names if other != name]
     if is_file_spec(name) and label in labels_of_others:
         file = Path(name.partition(".py:")[0]).name
         return f"{file}-{label}"

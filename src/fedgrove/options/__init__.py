@@ -146,8 +146,15 @@ class TrainOptions(Options, WatchOption, EngineOptions):
 class MethodsArgument:
     """Methods: several federated algorithms."""
 
-    methods: str | Sequence[str] = field(
-        metadata=argument(METHOD, "METHOD...", complete="methods", is_repeated=True, checked_as=Any)
+    methods: str | AnyMethod | Sequence[str | AnyMethod] = field(
+        metadata=argument(
+            METHOD,
+            "METHOD...",
+            python=f"{METHOD[:-1]}, a method made in Python, or a list of these.",
+            complete="methods",
+            is_repeated=True,
+            checked_as=Any,
+        )
     )
 
 
