@@ -26,8 +26,9 @@ from fedgrove import api, methods
 from fedgrove.cli import main
 from fedgrove.cli.parameters import typed_options
 from fedgrove.cli.run import RunCommand
-from fedgrove.config.experiment import Experiment, with_settings
+from fedgrove.config.experiment import Experiment, Federations, with_settings
 from fedgrove.config.toml import from_toml
+from fedgrove.core import AnyMethod
 from fedgrove.data import Federation
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
@@ -190,19 +191,47 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_without_a_folder_is_temporary_and_can_be_saved(tmp_path: Path) -> None:
-    result = api.run("fedavg", data=tiny(), rounds=1, engine="serial")
-    held = result.folder.path
-    copy = result.save(tmp_path / "deep" / "kept")
-    assert copy.summary == result.summary
-    assert held.exists()
+def test_a_run_without_a_folder_is_kept_under_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words: dict[str, Any] = {"data": tiny(), "rounds": 1, "engine": "serial"}
+    first = api.run("fedavg", **words)
+    second = api.run(methods.FedAvg(), **words)
+    again = api.rerun(tmp_path / "runs/fedavg-tiny-s0", **words)
+    names = ["fedavg-tiny-s0", "fedavg-tiny-s0-2", "fedavg-tiny-s0-3"]
+    assert [run.folder.path for run in (first, second, again)] == [
+        Path("runs", name) for name in names
+    ]
+    copy = first.save(tmp_path / "deep" / "copy")
+    assert copy.summary == first.summary
+    # A quick test keeps nothing, and what it used goes away by itself.
+    quickly = api.run("fedavg", smoke=True, **words)
+    used = quickly.folder.path
+    assert used.exists()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        del result
+        del quickly
         gc.collect()
-    assert not held.exists()
-    # it goes away by itself, which is the way it is meant to go: nothing to warn of
+    assert not used.exists()
     assert [w for w in said if issubclass(w.category, ResourceWarning)] == []
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
+
+
+def test_a_name_that_another_process_takes_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read = Federations.of
+
+    def take_name(self: Federations, experiment: Any) -> Any:
+        # Between the choice of the name and the folder, the first time only.
+        (tmp_path / "runs" / "fedavg-tiny-s0").mkdir(parents=True, exist_ok=True)
+        return read(self, experiment)
+
+    monkeypatch.setattr(Federations, "of", take_name)
+    result = api.run("fedavg", data=tiny(), rounds=1, engine="serial")
+    assert result.folder.path == Path("runs/fedavg-tiny-s0-2")
 
 
 def test_an_engine_of_the_callers_own_is_not_closed(tmp_path: Path) -> None:
@@ -228,13 +257,17 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").summary is None
 
 
+def train_temporarily(method: AnyMethod, rounds: int, **words: Any) -> api.Result:
+    return api.train(Experiment(method, data=tiny(), rounds=rounds), engine="serial", **words)
+
+
 def test_a_failed_temporary_run_leaves_nothing_and_points_to_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     spoilt = methods.FedAvg(local=LocalTraining(1, 8, SGD(lr=1e30)))
     with pytest.raises(EngineError) as caught:
-        api.run(spoilt, data=tiny(), rounds=1, engine="serial")
+        train_temporarily(spoilt, rounds=1)
     assert str(caught.value).endswith("Nothing was kept: to be able to resume a run, give out=DIR.")
     assert list(tmp_path.iterdir()) == []
 
@@ -248,7 +281,7 @@ def test_an_interrupted_temporary_run_leaves_nothing(
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(KeyboardInterrupt, match="Nothing was kept"):
-        api.run("fedavg", data=tiny(), rounds=2, engine="serial", watch=stop)
+        train_temporarily(methods.FedAvg(), rounds=2, watch=stop)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -494,8 +527,27 @@ def test_settings_that_hold_lists(tmp_path: Path) -> None:
         quick(tmp_path / "other", set="mu=1")
 
 
-def test_ca_afp_is_what_runs_where_no_method_is_named() -> None:
-    assert inspect.signature(api.run).parameters["method"].default == "ca-afp"
+def test_without_a_method_four_are_compared_as_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: dict[str, Any] = {"rounds": 1, "clients": 4, "cohort": 2, "seed": 1}
+    typed = ["--rounds", "1", "--clients", "4", "--cohort", "2", "--seed", "1"]
+    monkeypatch.chdir(tmp_path)
+    swept = api.run(**words, progress=False)
+    assert main(["run", *typed, "--json"]) == 0
+    assert swept.path == Path("runs/local-fedavg-ca-afp-grove-motion")
+    theirs = Path(f"{swept.path}-2")
+    assert list(swept) == ["local-s1", "fedavg-s1", "ca-afp-s1", "grove-s1"]
+    for name in swept:
+        assert (swept.path / name / "config.toml").read_text() == (
+            theirs / name / "config.toml"
+        ).read_text()
+    with pytest.raises(InputError, match=r"^watch is .* it must be left out without a method"):
+        api.run(**words, watch=print)
+    with pytest.raises(InputError, match=r"^set takes one value without a method"):
+        api.run(**words, set={"lr": [0.1, 0.2]})
+    # The quick test is of one method.
+    assert api.run(smoke=True, progress=False, **words).summary["method"] == "ca-afp"  # type: ignore[attr-defined]
 
 
 def test_progress_is_shown_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,21 +6,21 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, Protocol, cast, overload
 
 from torch import nn
 
-from . import engines
+from . import engines, methods
 from .config import sweep as sweeps
 from .config.assemble import look_further, make_experiment
 from .config.comparison import Comparison, compare_runs
 from .config.cost import estimate_costs
 from .config.experiment import Experiment, Federations
-from .config.grid import describe_grid, make_grid
+from .config.grid import PER_TASK, compare_four_methods, describe_grid, make_grid
 from .config.plan import Plan, made_here, plan
 from .config.smoke import smoke as make_smaller
 from .config.sweep import SWEEP_FILE, Sweep
@@ -33,11 +33,20 @@ from .config.toml import (
     how_to_resume,
     read_run_table,
 )
-from .core import Engine
+from .core import AnyMethod, Engine
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, shown
+from .errors import (
+    DamageError,
+    EngineError,
+    FedgroveError,
+    FolderTakenError,
+    InputError,
+    Refusals,
+    shown,
+)
 from .options import (
     CostOptions,
+    FourMethodsOptions,
     RerunOptions,
     ResumeOptions,
     RunOptions,
@@ -49,12 +58,14 @@ from .options.groups import EngineOptions
 from .report.progress import show_progress
 from .report.terminal import show_status
 from .runs.clock import NoClientInTime
-from .runs.files import cannot_write, fresh_name
+from .runs.files import RUNS, cannot_write, fresh_name
 from .runs.folder import RunFolder
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.report_html import write_run_report
 from .runs.result import Failure, Result
+
+P = ParamSpec("P")
 
 __all__ = [
     "Comparison",
@@ -73,13 +84,38 @@ __all__ = [
 ]
 
 
+class RunFunction(Protocol[P]):
+    """What type checkers see of :func:`run`: its arguments are those of its options."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, method: AnyMethod | str, *args: P.args, **kwargs: P.kwargs
+    ) -> Result: ...
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Sweep: ...
+
+
+def _typed_by_method(
+    without: Callable[P, FourMethodsOptions],
+) -> Callable[[Callable[..., Result | Sweep]], RunFunction[P]]:
+    """Tell type checkers that a call with a method gives a result, and one without it a sweep."""
+    return lambda function: cast(RunFunction[P], function)
+
+
+@_typed_by_method(FourMethodsOptions)
 @takes(RunOptions)
-def run(options: RunOptions) -> Result:
+def run(options: RunOptions) -> Result | Sweep:
     """Train a federation, as ``fedgrove run`` does.
 
-    None takes the data set's own choice.
+    Without a method, local, fedavg, ca-afp and grove are compared on three seeds, and a sweep is
+    returned in place of a result; on short rounds of motion, unless other options are given. None
+    takes the data set's own choice. Without ``out`` the run is kept in a new folder under runs/.
     """
     federations = Federations(options.data_dir)
+    if "method" not in options.given and not options.smoke:
+        swept, experiments, folder = compare_four_methods(options, federations)
+        return train_grid(experiments, federations, swept, folder)
     return _run(make_experiment(options, federations, engine=options), federations, options)
 
 
@@ -98,11 +134,36 @@ def rerun(options: RerunOptions) -> Result:
 
 def _run(experiment: Experiment, federations: Federations, options: RunOptions) -> Result:
     """Train one experiment, or a small version of it for a smoke test."""
-    if options.smoke:
-        experiment = make_smaller(experiment, federations)
+    if not options.smoke:
+        return train_kept(experiment, federations, options)
+    smaller = make_smaller(experiment, federations)
     return train_experiment(
-        experiment, options.out, federations, options, options.progress, options.watch
+        smaller, options.out, federations, options, options.progress, options.watch
     )
+
+
+def train_kept(experiment: Experiment, federations: Federations, options: RunOptions) -> Result:
+    """Train an experiment in the folder that the options name, or in a new one under runs/."""
+    out = options.out
+    while True:
+        folder = _name_folder(experiment, options) if out is None else Path(out)
+        try:
+            return train_experiment(
+                experiment, folder, federations, options, options.progress, options.watch
+            )
+        except FolderTakenError:
+            # Another process took the name after it was found to be free.
+            if out is not None:
+                raise
+
+
+def _name_folder(experiment: Experiment, options: RunOptions) -> Path:
+    """A folder under runs that does not exist yet, named by method, data and seed."""
+    method = options.given.get("method", experiment.method)
+    label = methods.label_of(method)
+    if experiment.per_task:
+        label += PER_TASK
+    return fresh_name(RUNS, f"{label}-{experiment.data_name}-s{experiment.seed}")
 
 
 @takes(TrainOptions, home="fedgrove.api")
@@ -401,7 +462,7 @@ def train_grid(
 ) -> Sweep:
     """Train the runs of a sweep under one progress line."""
     base = next(iter(experiments.values()))
-    folder = fresh_name(Path("runs"), f"sweep-{base.data_name}") if out is None else Path(out)
+    folder = fresh_name(RUNS, f"sweep-{base.data_name}") if out is None else Path(out)
     rounds = base.rounds or federations.defaults(base).rounds
     with open_engine(options) as engine:
         train_all = partial(

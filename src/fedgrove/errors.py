@@ -65,6 +65,10 @@ class MethodError(InputError):
     """An error in a method of the user's own; says which function, and where."""
 
 
+class FolderTakenError(InputError):
+    """A folder that is to be made and exists."""
+
+
 class MissingError(InputError):
     """A data set whose files are nowhere; files that are there and wrong are another matter."""
 

@@ -45,7 +45,7 @@ from ..options import ChooseOptions, ExperimentOptions
 from ..options.definition import takes
 from ..options.groups import DataDirOption, EngineOptions, TrainingOptions
 from ..problems import MixedProblem
-from ..runs.files import cannot_write, fresh_name, parse_json, read_bytes, write_bytes
+from ..runs.files import RUNS, cannot_write, fresh_name, parse_json, read_bytes, write_bytes
 from ..runs.result import Failure, Result
 from ..runs.schemas import ChoiceContent, check_content
 from ..trees import digest
@@ -334,7 +334,7 @@ def fingerprint_net(net: nn.Module) -> str:
 def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     """The folder, if it is free or holds the same choice."""
     if out is None:
-        return fresh_name(Path("runs"), f"choose-{planned.base.data_name}")
+        return fresh_name(RUNS, f"choose-{planned.base.data_name}")
     folder = Path(out)
     if not folder.exists():
         return folder

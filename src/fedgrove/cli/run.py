@@ -86,7 +86,7 @@ def rerun(options: RerunCommand) -> None:
 def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust: bool) -> None:
     """Train one run for a command, or only plan it or test it quickly, and print the result."""
     with show_status("loading torch", quiet=options.json) as say:
-        from .. import api, methods
+        from .. import api
         from ..config.assemble import make_experiment
         from ..config.experiment import Federations
         from ..config.plan import plan
@@ -96,24 +96,9 @@ def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust
         experiment = make_experiment(options, federations, config, trust, options)
     if options.smoke:
         return _run_quickly(experiment, federations, options)
-    method = options.given.get("method") or methods.name_of(experiment.method)
-    folder = _name_folder(experiment, method) if options.out is None else Path(options.out)
     if options.dry_run:
-        return _print_plan(plan(experiment, folder, federations), options.json)
-    result = api.train_experiment(experiment, folder, federations, options, options.progress)
-    _show(result, options.json)
-
-
-def _name_folder(experiment: Experiment, method: str) -> Path:
-    """A folder under runs that does not exist yet, named by method, data and seed."""
-    from .. import methods
-    from ..config.grid import PER_TASK
-    from ..runs.files import fresh_name
-
-    label = methods.label_of(method)
-    if experiment.per_task:
-        label += PER_TASK
-    return fresh_name(Path("runs"), f"{label}-{experiment.data_name}-s{experiment.seed}")
+        return _print_plan(plan(experiment, Path(), federations), options.json)
+    _show(api.train_kept(experiment, federations, options), options.json)
 
 
 def _run_quickly(
@@ -207,7 +192,9 @@ def resume(options: ResumeCommand) -> None:
     options.check()
     path = options.run
     if path is None:
-        path = str(find_unfinished(Path("runs")))
+        from ..runs.files import RUNS
+
+        path = str(find_unfinished(RUNS))
         print(f"fedgrove: resuming {path}", file=sys.stderr)
     load_torch(quiet=options.json)
     if (Path(path) / "sweep.json").is_file():

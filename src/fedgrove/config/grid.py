@@ -1,4 +1,7 @@
-"""The experiments of a sweep, under readable names: methods x settings x seeds."""
+"""The experiments of a sweep, under readable names: methods x settings x seeds.
+
+Also the sweep that a run without a method is.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from typing import Any, NamedTuple, get_origin
 
 from .. import methods
 from ..core import AnyMethod
-from ..errors import InputError, check
+from ..errors import InputError, check, spell_option
 from ..nets.user_files import is_file_spec
-from ..options import SweepOptions
-from ..options.definition import members
+from ..options import RunOptions, SweepOptions
+from ..options.definition import make_options, members
 from ..options.groups import Settings, TrainingOptions
 from ..parts.local import LocalTraining
 from ..renamed import find_new_field
+from ..runs.files import RUNS, folder_exists, fresh_name
 from .experiment import Experiment, Federations, load_own_data, shorthand_settings
 from .settings import Draft, assign, find_old_setting, find_settings, with_default_recipe
 
@@ -245,3 +249,69 @@ def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[A
         parent, part, old = renamed
         key = f"{parent}{find_new_field(type(part), old)}"
     return [setting.hint for setting in find_settings(complete, key)]
+
+
+# ---- without a method ----------------------------------------------------------------------------
+
+FOUR_METHODS = ("local", "fedavg", "ca-afp", "grove")
+DATA = "motion"
+"""Built in, and its users are of three kinds: there are groups to be found."""
+SEEDS = (0, 1, 2)
+ROUNDS = 40
+"""Many and short (see EPOCHS): what is coded, and groups, need reports more than epochs."""
+EPOCHS = 1
+BATCH = 32
+LR = 5e-3
+"""Larger than the data set's own, as batches are, which are for three epochs a round."""
+FINETUNE = (0, 3)
+
+
+class FourMethods(NamedTuple):
+    """What ``fedgrove run`` and ``fedgrove.run()`` train where no method is given."""
+
+    options: SweepOptions
+    experiments: dict[str, Experiment]
+    folder: Path
+
+
+def compare_four_methods(options: RunOptions, federations: Federations) -> FourMethods:
+    """Plan the sweep of four methods that a run without a method is."""
+    options.check()
+    # One function takes the lines of one run.
+    check(options.watch is None, "watch", options.watch, "left out without a method")
+    swept = _four_methods_options(options)
+    experiments = make_grid(swept, federations)
+    if len(experiments) > len(FOUR_METHODS) * len(list_seeds(swept.seeds)):
+        raise InputError(
+            f"{spell_option('set')} takes one value without a method; for several, train a sweep "
+            f"of {', '.join(FOUR_METHODS)}."
+        )
+    first = next(iter(experiments.values()))
+    folder = fresh_name(RUNS, f"{'-'.join(FOUR_METHODS)}-{first.data_name}")
+    if options.out is not None:
+        folder = Path(options.out)
+    if folder.exists():
+        raise folder_exists(folder)
+    return FourMethods(swept, experiments, folder)
+
+
+def _four_methods_options(options: RunOptions) -> SweepOptions:
+    """The options of the sweep; those not given are chosen so that there is something to see."""
+    is_scored = options.score_on != 0
+    check(is_scored, "score_on", 0, "1 or more without a METHOD, where accuracies are compared")
+    defaults: dict[str, Any] = {
+        "data": DATA,
+        "rounds": ROUNDS,
+        "finetune": FINETUNE,
+        # Scored at the end only: on the way it would take a third of the time.
+        "evaluate": 0,
+    }
+    # Other data are trained by their own recipe.
+    if "data" not in options.given:
+        defaults |= {"epochs": EPOCHS, "batch": BATCH, "lr": LR}
+    # An option may also be given as a setting: --set lr=0.1, --set local.epochs=2.
+    for text in options.set:
+        defaults.pop(text.partition("=")[0].rpartition(".")[2], None)
+    seeds = (options.seed,) if "seed" in options.given else SEEDS
+    values = {**defaults, **options.given_of(SweepOptions), "methods": FOUR_METHODS, "seeds": seeds}
+    return make_options(SweepOptions, values, "run")

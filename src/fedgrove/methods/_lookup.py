@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from ..core import AnyMethod
 from ..errors import InputError, MethodError, shown, unknown
@@ -305,8 +305,7 @@ def _check_made(method: Any) -> AnyMethod:
             f"method is {shown(method)}; it must be a name, such as 'fedavg', or a method made in "
             "Python, such as fedgrove.methods.Ditto()."
         )
-    made: AnyMethod = method
-    return made
+    return cast(AnyMethod, method)
 
 
 def label_of(spec: object) -> str:

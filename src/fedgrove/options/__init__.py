@@ -75,7 +75,7 @@ class ExperimentOptions(
 
 
 @option_class
-class OneRunOptions(
+class AnyMethodOptions(
     Options,
     DataDirOption,
     SetOption,
@@ -83,9 +83,20 @@ class OneRunOptions(
     SeedOption,
     EvaluateOption,
     ExperimentOptions,
-    MethodArgument,
 ):
+    """What describes one run of any method."""
+
+
+@option_class
+class OneRunOptions(AnyMethodOptions, MethodArgument):
     """What describes one run, wherever it is trained."""
+
+
+@option_class
+class FourMethodsOptions(
+    WatchOption, ProgressOption, SmokeOption, OutOption, EngineOptions, AnyMethodOptions
+):
+    """Options of ``fedgrove.run`` without a method, for type checkers."""
 
 
 @option_class

@@ -107,6 +107,7 @@ class MethodArgument:
         METHOD,
         "[METHOD]",
         python=f"{METHOD[:-1]}, or a method made in Python.",
+        without="compare local, fedavg, ca-afp and grove",
         complete="methods",
         is_argument=True,
         checked_as=Any,
@@ -474,11 +475,9 @@ class OutOption:
 
     out: str | Path | None = option(
         None,
-        "The run folder to create; an existing folder is never changed. Default: a new folder "
-        "under runs/.",
+        "The run folder to create; an existing folder is never changed.",
         "DIR",
-        python="The run folder to create; an existing folder is never changed. Without it the "
-        "folder is temporary, and Result.save keeps it.",
+        without="a new folder under runs/",
     )
 
 
