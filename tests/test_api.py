@@ -257,6 +257,73 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").summary is None
 
 
+def test_a_run_that_saved_nothing_is_started_again(tmp_path: Path) -> None:
+    """Its method was corrected, or its process was killed before the first file was whole."""
+    file = tmp_path / "own.py"
+    text = """
+from dataclasses import dataclass
+from fedgrove.methods import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def fold(self, state, reports):
+        {line}
+"""
+    file.write_text(text.format(line="raise ValueError"))
+    words: dict[str, Any] = {"data": "digits", "clients": 3, "cohort": 2, "rounds": 1}
+    words |= {"engine": "serial", "progress": False}
+    out = tmp_path / "run"
+    with pytest.raises(EngineError, match="0 of 1 rounds are saved; resume with"):
+        api.run(f"{file}:Mine", out=out, **words)
+    file.write_text(text.format(line="return super().fold(state, reports)"))
+    with pytest.raises(InputError, match=rf"own.py has changed .* again with out={out}\.$"):
+        api.resume(out, trust=True)
+    result = api.run(f"{file}:Mine", out=out, **words)
+    other = api.run("fedavg", out=tmp_path / "other", **words)
+    assert result.summary["accuracy_clients"] == other.summary["accuracy_clients"]
+    # Something is saved now.
+    with pytest.raises(InputError, match="never overwritten"):
+        api.run("fedavg", out=out, **words)
+
+
+@pytest.mark.parametrize("left", [[], ["checksums.txt"], ["checksums.txt", "config.toml.part"]])
+def test_a_folder_of_a_process_that_was_killed_at_once_is_used(
+    left: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in left:
+        (out / name).write_text(f"{'0' * 64}  config.toml\n")
+    if left:
+        with pytest.raises(InputError, match=rf"start the run again with out={out}\.$"):
+            api.resume(out)
+    quick(out, rounds=1)
+    assert RunFolder.open(out).summary is not None
+    assert not list(out.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        # A file of options that a user wrote, sums of other files, and anything else.
+        {"config.toml": "[run]"},
+        {"checksums.txt": f"{'0' * 64}  photo.jpg\n"},
+        {"checksums.txt": f"{'0' * 64}  config.toml\n", "notes.txt": ""},
+        {"checksums.txt": f"{'0' * 64}  config.toml\n", "metrics.jsonl": "{}\n{}\n"},
+        {"checksums.txt": f"{'0' * 64}  config.toml\n", "checkpoint/latest.json": "{}"},
+    ],
+)
+def test_a_folder_with_anything_else_is_left_alone(files: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name, text in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text)
+    with pytest.raises(InputError, match="never overwritten"):
+        quick(out, rounds=1)
+    for name, text in files.items():
+        assert (out / name).read_text() == text
+
+
 def train_temporarily(method: AnyMethod, rounds: int, **words: Any) -> api.Result:
     return api.train(Experiment(method, data=tiny(), rounds=rounds), engine="serial", **words)
 

@@ -43,6 +43,7 @@ from .errors import (
     InputError,
     Refusals,
     shown,
+    spell_option,
 )
 from .options import (
     CostOptions,
@@ -59,7 +60,7 @@ from .report.progress import show_progress
 from .report.terminal import show_status
 from .runs.clock import NoClientInTime
 from .runs.files import RUNS, cannot_write, fresh_name
-from .runs.folder import RunFolder
+from .runs.folder import RunFolder, has_nothing_saved
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.report_html import write_run_report
@@ -149,7 +150,13 @@ def train_kept(experiment: Experiment, federations: Federations, options: RunOpt
         folder = _name_folder(experiment, options) if out is None else Path(out)
         try:
             return train_experiment(
-                experiment, folder, federations, options, options.progress, options.watch
+                experiment,
+                folder,
+                federations,
+                options,
+                options.progress,
+                options.watch,
+                is_named=out is not None,
             )
         except FolderTakenError:
             # Another process took the name after it was found to be free.
@@ -187,6 +194,7 @@ def train_experiment(
     options: EngineOptions,
     progress: bool = False,
     watch: Watch | None = None,
+    is_named: bool = True,
 ) -> Result:
     """Train as :func:`train` does, with the engine that ``options`` name.
 
@@ -197,6 +205,8 @@ def train_experiment(
         options: The options of the engine.
         progress: Whether progress is shown.
         watch: Called with each new line of metrics.jsonl.
+        is_named: Whether ``out`` is the folder that the user named, in which a run that saved
+            nothing may be started again.
 
     Raises:
         InputError: Something is refused before anything is written.
@@ -214,7 +224,8 @@ def train_experiment(
         if out is None:
             return _train_in_scratch(experiment, federations, engine, progress, watch)
         planned = _plan(experiment, Path(out), federations, progress)
-        folder = planned.create_folder()
+        is_of_a_sweep = (planned.path.parent / SWEEP_FILE).is_file()
+        folder = planned.create_folder(reuse=is_named and not is_of_a_sweep)
         try:
             with _locked(folder):
                 return _finish(planned, folder, engine, progress, watch)
@@ -272,17 +283,31 @@ def resume(options: ResumeOptions) -> Result:
                 f"the run in {options.path} is finished; there is nothing to resume. "
                 f"See: fedgrove compare {options.path}"
             )
-        check_format(folder.config, folder.path)
-        folder.check_format()
-        # What is given takes the place of what is named.
-        given = [name for name in ("net", "method") if getattr(options, name) is not None]
-        check_trust(folder.config, folder.path, options.trust, given)
-        check_named_data(folder.config, options.data)
-        check_files(folder.config)
-        experiment = from_toml(folder.config, options.data, options.net, options.method)
+        try:
+            experiment = _read_experiment(folder, options)
+        except InputError as error:
+            # A file may have been corrected after the first round failed.
+            if not has_nothing_saved(folder.path):
+                raise
+            raise InputError(
+                f"{error} Nothing is saved yet: the run can also be started again with "
+                f"{spell_option('out', str(folder.path))}."
+            ) from None
         planned = _plan(experiment, folder.path, Federations(options.data_dir), options.progress)
         with open_engine(options) as engine:
             return _finish(planned, folder, engine, options.progress, options.watch)
+
+
+def _read_experiment(folder: RunFolder, options: ResumeOptions) -> Experiment:
+    """The experiment of a run that is resumed; code and files are still what they were."""
+    check_format(folder.config, folder.path)
+    folder.check_format()
+    # What is given takes the place of what is named.
+    given = [name for name in ("net", "method") if getattr(options, name) is not None]
+    check_trust(folder.config, folder.path, options.trust, given)
+    check_named_data(folder.config, options.data)
+    check_files(folder.config)
+    return from_toml(folder.config, options.data, options.net, options.method)
 
 
 def _locked(folder: RunFolder) -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,7 @@ from ..errors import (
     InputError,
     is_plain_text,
     not_a_run,
+    spell_option,
 )
 from ..trees import Tree
 from ..wire.known_state import KnownState
@@ -53,12 +55,14 @@ from .checkpoint import (
     versions_of,
 )
 from .files import CHECKSUMS, PARTIAL, cannot_write, damaged, write_bytes
+from .lock import LOCK_FILE, locked
 from .memory import decode_tree, encode_tree, read_named_tree, write_named_tree
 from .model import PREPARATION_FILE, PREPARATION_FORMAT, describe_clients
 from .run import Run
 from .summary import Delivery
 
 METRICS = "metrics.jsonl"
+REPORT = "report.html"
 CHECKPOINT = "checkpoint"
 """The folder of states and of what clients remember, within a run folder."""
 SYNC_EVERY = 10.0
@@ -67,6 +71,49 @@ SYNC_EVERY = 10.0
 Only such a one is kept as the previous one. So a power cut, after which newer files may be empty,
 costs no more than these seconds and a round.
 """
+
+
+def has_nothing_saved(path: Path) -> bool:
+    """Whether a folder is empty, or of a run that stopped before its first checkpoint.
+
+    Nothing else may be in it.
+    """
+    if not path.is_dir():
+        return False
+    names = {name for name in os.listdir(path) if not name.endswith(PARTIAL)} - {LOCK_FILE}
+    if not names:
+        return True
+    if not names <= {"config.toml", CHECKSUMS, METRICS, CHECKPOINT, REPORT}:
+        return False
+    try:
+        # It lists more at the end of a run; another file of this name is not ours.
+        is_begun = files.read_checksums(path).keys() == {"config.toml"}
+    except DamageError:
+        return False
+    begun_checkpoint = path / CHECKPOINT
+    has_checkpoint = begun_checkpoint.exists() and not all(
+        map(_is_of_checkpoint, os.listdir(begun_checkpoint))
+    )
+    # Without its checkpoint, a run of several rounds is damaged, and not new.
+    metrics = path / METRICS
+    has_rounds = metrics.exists() and files.read_bytes(metrics).count(b"\n") > 1
+    return is_begun and not has_checkpoint and not has_rounds
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    """Whether a file of a checkpoint counts for nothing without a manifest."""
+    return name.startswith(("state.", "client-", f"{STEM}.")) or name.endswith(PARTIAL)
+
+
+def _clear(path: Path) -> None:
+    """Delete what a run left that saved nothing, but for the lock."""
+    try:
+        shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
+        for each in path.iterdir():
+            if each.name != LOCK_FILE:
+                each.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 class RunFolder:
@@ -86,12 +133,13 @@ class RunFolder:
         self._paths: dict[str, Path] = {}
 
     @classmethod
-    def create(cls, path: Path, config: str) -> RunFolder:
+    def create(cls, path: Path, config: str, reuse: bool = False) -> RunFolder:
         """Make a new run folder.
 
         Args:
             path: The folder, which must not exist.
             config: The content of config.toml.
+            reuse: Whether the folder may be that of a run that saved nothing.
 
         Raises:
             InputError: The folder exists or cannot be made.
@@ -99,7 +147,11 @@ class RunFolder:
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise files.folder_exists(path) from None
+            if not (reuse and has_nothing_saved(path)):
+                raise files.folder_exists(path) from None
+            # The process that made it may still be at its first round.
+            with locked(path):
+                _clear(path)
         except OSError as error:
             raise InputError(
                 f"the run folder {path} cannot be made: {error.strerror or error}."
@@ -131,6 +183,11 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Return a folder that has a run; another one raises :class:`InputError`."""
         if not (path / "config.toml").is_file():
+            if has_nothing_saved(path) and any(path.iterdir()):
+                raise InputError(
+                    f"{path} has nothing of a run yet: its process ended before config.toml was "
+                    f"written; start the run again with {spell_option('out', str(path))}."
+                )
             raise not_a_run(path)
         return cls(path)
 
@@ -359,8 +416,7 @@ class RunFolder:
         checkpoint = self._checkpoint
         left_over = []
         for name in os.listdir(checkpoint) if checkpoint.is_dir() else ():
-            is_ours = name.startswith(("state.", "client-", f"{STEM}."))
-            if (is_ours and name not in names) or name.endswith(PARTIAL):
+            if _is_of_checkpoint(name) and name not in names:
                 left_over.append(checkpoint / name)
         # Not glob(), which takes as long as to delete ten files.
         left_over += [self.path / name for name in os.listdir(self.path) if name.endswith(PARTIAL)]
