@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -31,10 +32,11 @@ from fedgrove.config.toml import from_toml
 from fedgrove.core import AnyMethod
 from fedgrove.data import Federation
 from fedgrove.engines import Serial
-from fedgrove.errors import EngineError, InputError
+from fedgrove.errors import DamageError, EngineError, InputError
 from fedgrove.parts.group import Bipartition
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.problems import CLASSES, Metric
+from fedgrove.runs import folder as folder_module
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.memory import Memory, read_tree
 from fedgrove.runs.run import Run
@@ -375,6 +377,106 @@ def test_a_resumed_run_is_the_run_it_would_have_been(method: str, tmp_path: Path
     resumed = api.resume(tmp_path / "cut", data=tiny(), engine="serial")
     assert timeless(resumed.summary) == timeless(whole.summary)
     assert (resumed.folder.config, len(resumed.folder.metrics())) == (whole.folder.config, 3)
+
+
+# ---- more rounds ---------------------------------------------------------------------------------
+
+
+def check_same_run(one: RunFolder, other: RunFolder) -> None:
+    """Their files are equal to the bit, but for the seconds."""
+    assert one.config == other.config
+    assert one.summary is not None
+    assert other.summary is not None
+    assert timeless(one.summary) == timeless(other.summary)
+    for line, its in zip(one.metrics(), other.metrics(), strict=True):
+        assert timeless(line) == timeless(its)
+    names = sorted(path.name for path in (other.path / "models").iterdir())
+    assert sorted(path.name for path in (one.path / "models").iterdir()) == names
+    for name in names:
+        assert (one.path / "models" / name).read_bytes() == (
+            other.path / "models" / name
+        ).read_bytes()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "stc"])
+def test_more_rounds_are_those_of_a_longer_run(method: str, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"method": method, "finetune": (0, 1)}
+    whole = quick(tmp_path / "whole", rounds=4, **words)
+    # From the end of a finished run, and from the middle of one.
+    quick(tmp_path / "finished", rounds=2, **words)
+    with pytest.raises(Killed):
+        quick(tmp_path / "cut", rounds=3, watch=stop_at(2), **words)
+    for name in ("finished", "cut"):
+        longer = api.resume(tmp_path / name, rounds=4, data=tiny(), engine="serial")
+        check_same_run(longer.folder, whole.folder)
+    assert api.load_run(tmp_path / "finished").summary["rounds"] == 4
+
+
+def test_more_rounds_that_are_interrupted_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = quick(tmp_path / "whole", rounds=4)
+    quick(tmp_path / "short", rounds=2)
+    words: dict[str, Any] = {"data": tiny(), "engine": "serial", "progress": False}
+    # Each file that is written or moved before the first new round, and the round after it.
+    for step in range(5):
+        cut = tmp_path / f"cut-{step}"
+        shutil.copytree(tmp_path / "short", cut)
+        with monkeypatch.context() as patched:
+            kill_at_step(patched, step)
+            with pytest.raises(Killed):
+                api.resume(cut, rounds=4, watch=stop_at(3), **words)
+        again = tmp_path / f"again-{step}"
+        shutil.copytree(cut, again)
+        # It is the run that it was, or the longer one; and the same command makes it that.
+        plain = api.resume(cut, **words)
+        assert plain.summary["rounds"] == (2 if step < 3 else 4)
+        if step >= 3:
+            check_same_run(plain.folder, whole.folder)
+        check_same_run(api.resume(again, rounds=4, **words).folder, whole.folder)
+
+
+def kill_at_step(patched: pytest.MonkeyPatch, step: int) -> None:
+    """Let the process end at a step of ``RunFolder.replace_config``; 4: in a later round."""
+    calls = 0
+
+    def before(function: Any, killing: int) -> Any:
+        def call(*args: Any, **words: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == killing:
+                raise Killed
+            return function(*args, **words)
+
+        return call
+
+    if step < 3:
+        # The new config.toml, the checkpoint and the checksums.
+        patched.setattr(folder_module, "write_bytes", before(folder_module.write_bytes, step + 1))
+    elif step == 3:
+        # When the folder was opened it was called for the first time.
+        patched.setattr(
+            RunFolder, "_take_next_config", before(RunFolder._take_next_config, killing=2)
+        )
+
+
+def test_a_schedule_for_fewer_rounds_is_not_stretched(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"data": tiny(), "engine": "serial"}
+    run = quick(tmp_path / "run", method="ca-afp", rounds=2).folder
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        InputError, match=r"^ca-afp made its schedule for 2 rounds, and with 4 .* with rerun\.$"
+    ):
+        api.resume(run.path, rounds=4, **words)
+    for rounds in (1, 2):
+        with pytest.raises(InputError, match=rf"rounds is {rounds}; it must be above 2, the rou"):
+            api.resume(run.path, rounds=rounds, **words)
+    plain = quick(tmp_path / "plain", rounds=1).folder
+    (plain.path / "checkpoint" / "latest.json").write_text("cut off")
+    with pytest.raises(DamageError, match=r"latest\.json"):
+        api.resume(plain.path, rounds=3, **words)
+    assert plain.summary is not None
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def other_federations() -> list[tuple[str, Federation]]:

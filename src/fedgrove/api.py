@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, cast, overload
@@ -42,6 +43,7 @@ from .errors import (
     FolderTakenError,
     InputError,
     Refusals,
+    check,
     shown,
     spell_option,
 )
@@ -58,6 +60,7 @@ from .options.definition import takes
 from .options.groups import EngineOptions
 from .report.progress import show_progress
 from .report.terminal import show_status
+from .runs.checkpoint import are_equal_states
 from .runs.clock import NoClientInTime
 from .runs.files import RUNS, cannot_write, fresh_name
 from .runs.folder import RunFolder, has_nothing_saved
@@ -269,6 +272,9 @@ def _plan(experiment: Experiment, path: Path, federations: Federations, progress
 def resume(options: ResumeOptions) -> Result:
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
+    With ``rounds`` a run, also a finished one, continues to this number of rounds, and ends as if
+    it had been started with it. A method whose schedule depends on the number of rounds refuses.
+
     A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
     ``net=``. Other data than it was started on are refused, as far as clients, shape, outputs and
     metric tell. A run whose config.toml names a file of code (``net = "x.py:Net"``, or a method's)
@@ -278,9 +284,10 @@ def resume(options: ResumeOptions) -> Result:
     folder = RunFolder.open(Path(options.path))
     with _locked(folder):
         # Behind the lock: another process may just have finished it.
-        if folder.summary is not None:
+        if folder.summary is not None and options.rounds is None:
             raise InputError(
-                f"the run in {options.path} is finished; there is nothing to resume. "
+                f"the run in {options.path} is finished; there is nothing to resume, unless you "
+                f"give more rounds ({spell_option('rounds', 'N')}). "
                 f"See: fedgrove compare {options.path}"
             )
         try:
@@ -293,9 +300,38 @@ def resume(options: ResumeOptions) -> Result:
                 f"{error} Nothing is saved yet: the run can also be started again with "
                 f"{spell_option('out', str(folder.path))}."
             ) from None
-        planned = _plan(experiment, folder.path, Federations(options.data_dir), options.progress)
+        federations = Federations(options.data_dir)
+        planned = _plan(experiment, folder.path, federations, options.progress)
+        if options.rounds is not None:
+            planned = _take_more_rounds(planned, folder, options.rounds, federations)
         with open_engine(options) as engine:
             return _finish(planned, folder, engine, options.progress, options.watch)
+
+
+def _take_more_rounds(
+    planned: Plan, folder: RunFolder, rounds: int, federations: Federations
+) -> Plan:
+    """Make the run of a folder a longer one, which it would have been from the beginning."""
+    now = planned.run.rounds
+    if rounds == now and folder.summary is None:
+        # The process that made it longer was interrupted.
+        return planned
+    check(rounds > now, "rounds", rounds, f"above {now}, the rounds that the run has")
+    instead = "start the longer one in a new folder, with rerun"
+    if (folder.path.parent / SWEEP_FILE).is_file():
+        raise InputError(
+            f"rounds is {rounds}, and {folder.path} is a run of a sweep, whose runs are equally "
+            f"long; {instead}."
+        )
+    longer = plan(replace(planned.experiment, rounds=rounds), folder.path, federations)
+    # A method learns the number of rounds here and nowhere else.
+    if not are_equal_states(planned.run.initial_state, longer.run.initial_state):
+        raise InputError(
+            f"{planned.run.label} made its schedule for {now} rounds, and with {rounds} it would "
+            f"have trained otherwise from the beginning; {instead}."
+        )
+    folder.replace_config(longer.config)
+    return longer
 
 
 def _read_experiment(folder: RunFolder, options: ResumeOptions) -> Experiment:

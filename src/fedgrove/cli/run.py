@@ -25,6 +25,7 @@ from ..options.groups import (
     EvaluateOption,
     ExchangeOptions,
     JsonOption,
+    MoreRoundsOption,
     ScoringOptions,
     TrustOption,
 )
@@ -172,7 +173,9 @@ def _show(result: Result, as_json: bool) -> None:
 
 
 @option_class
-class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptions):
+class ResumeCommand(
+    Options, JsonOption, TrustOption, MoreRoundsOption, DataDirOption, EngineOptions
+):
     """Options of the command."""
 
     run: str | None = option(
@@ -185,7 +188,7 @@ class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptio
 
 
 def resume(options: ResumeCommand) -> None:
-    """Resume an interrupted run or sweep.
+    """Resume an interrupted run or sweep, or continue a run for more rounds.
 
     The interruption does not change the result.
     """
@@ -197,6 +200,12 @@ def resume(options: ResumeCommand) -> None:
         path = str(find_unfinished(RUNS))
         print(f"fedgrove: resuming {path}", file=sys.stderr)
     load_torch(quiet=options.json)
+    is_of_several = any((Path(path) / name).is_file() for name in ("sweep.json", "choice.json"))
+    if is_of_several and options.rounds is not None:
+        raise InputError(
+            f"rounds is {options.rounds}, and {path} contains several runs; give more rounds to "
+            "a run by itself, or start all of them again in a new folder."
+        )
     if (Path(path) / "sweep.json").is_file():
         return resume_sweep(path, options, options.trust, options.data_dir, options.json)
     if (Path(path) / "choice.json").is_file():

@@ -33,6 +33,7 @@ from .groups import (
     EvaluateOption,
     ExchangeOptions,
     MethodArgument,
+    MoreRoundsOption,
     NetOptions,
     OutOption,
     ProgressOption,
@@ -120,7 +121,14 @@ class RerunOptions(TrustOption, RunOptions, PathArgument):
 
 @option_class
 class ResumeOptions(
-    Options, WatchOption, ProgressOption, TrustOption, DataDirOption, EngineOptions, PathArgument
+    Options,
+    WatchOption,
+    ProgressOption,
+    TrustOption,
+    MoreRoundsOption,
+    DataDirOption,
+    EngineOptions,
+    PathArgument,
 ):
     """Options of ``fedgrove.resume``."""
 

@@ -433,6 +433,23 @@ class TimeoutOption:
 
 
 @option_group
+class MoreRoundsOption:
+    """Rounds: more than the run was started with.
+
+    Not written to config.toml by itself: it replaces the rounds there.
+    """
+
+    rounds: int | None = option(
+        None,
+        "Continue to this number of rounds, also from the end of a finished run.",
+        "N",
+        without="the rounds of the run",
+        allowed=f"1 to {MOST_ROUNDS}",
+        check=lambda value: 1 <= value <= MOST_ROUNDS,
+    )
+
+
+@option_group
 class EngineOptions(TimeoutOption):
     """Engine: where clients are trained.
 

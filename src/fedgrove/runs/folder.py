@@ -63,6 +63,8 @@ from .summary import Delivery
 
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
+NEXT_CONFIG = "config.next.toml"
+"""The config.toml to come, while :meth:`RunFolder.replace_config` runs."""
 CHECKPOINT = "checkpoint"
 """The folder of states and of what clients remember, within a run folder."""
 SYNC_EVERY = 10.0
@@ -189,7 +191,9 @@ class RunFolder:
                     f"written; start the run again with {spell_option('out', str(path))}."
                 )
             raise not_a_run(path)
-        return cls(path)
+        folder = cls(path)
+        folder._take_next_config()
+        return folder
 
     def _inside(self, name: str) -> Path:
         # Checked once: it looks at every folder above, and a round uses these paths a dozen times.
@@ -249,8 +253,53 @@ class RunFolder:
         if summary["rounds"] > done:
             reason = f"rounds is {summary['rounds']}, and the checkpoint is of round {done}"
             raise damaged(path, reason)
-        if manifest.content["config"] != self._config_checksum():
+        if not self._is_of_this_run(manifest):
             raise damaged(path, f"{self._latest} belongs to a run with a different config.toml")
+
+    def _is_of_this_run(self, manifest: Manifest) -> bool:
+        """Whether a checkpoint was made under the run's config.toml, or for the one to come."""
+        content = manifest.content
+        return self._config_checksum() in (content["config"], content.get("config_before"))
+
+    def replace_config(self, config: str) -> None:
+        """Go on under another config.toml, for more rounds; a finished run is unfinished then.
+
+        Whenever the process is killed, the folder is a run that can be resumed: the one that it
+        was, or the longer one.
+
+        Raises:
+            DamageError: The last checkpoint cannot be used. Nothing was changed.
+        """
+        manifest = None
+        lines = self._read_lines()
+        if lines or self._latest.exists():
+            manifest, _ = self._check_manifest(self._latest, lines)
+        before = self._config_checksum()
+        after = files.compute_checksum(config.encode())
+        try:
+            # First of all: with its result, it would be the result of another number of rounds.
+            (self.path / "summary.json").unlink(missing_ok=True)
+            write_bytes(self._inside(NEXT_CONFIG), config.encode(), sync=True)
+            if manifest is not None:
+                content = {**manifest.content, "config": after, "config_before": before}
+                write_bytes(self._latest, Manifest(content).text, sync=True)
+                # It knows nothing of the new config.toml.
+                self._previous.unlink(missing_ok=True)
+            # From this rename on the new config.toml counts.
+            checksums = files.format_checksums({"config.toml": after})
+            write_bytes(self._inside(CHECKSUMS), checksums, sync=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        self._take_next_config()
+
+    def _take_next_config(self) -> None:
+        """Finish :meth:`replace_config`, also where its process was killed."""
+        path = self.path / NEXT_CONFIG
+        # Somebody who looks at the folder may finish it first.
+        with suppress(OSError, DamageError):
+            is_due = files.compute_checksum(path.read_bytes()) == self._config_checksum()
+            if is_due:
+                os.replace(path, self.path / "config.toml")
 
     # ---- metrics ---------------------------------------------------------------------------------
 
@@ -529,7 +578,7 @@ class RunFolder:
     def _check_manifest(self, path: Path, lines: list[bytes]) -> tuple[Manifest, bytes]:
         """Read a manifest; all its files, and the metrics that it counts, are what was written."""
         manifest = read_manifest(path)
-        if manifest.content["config"] != self._config_checksum():
+        if not self._is_of_this_run(manifest):
             raise damaged(
                 path, f"it belongs to a run with a different config.toml, not to {self.path}"
             )
