@@ -188,7 +188,7 @@ class ResumeCommand(
 
 
 def resume(options: ResumeCommand) -> None:
-    """Resume an interrupted run or sweep, or continue a run for more rounds.
+    """Resume an interrupted run or sweep, or continue for more rounds.
 
     The interruption does not change the result.
     """

@@ -27,6 +27,29 @@ FUNCTIONS = ("init", "deliver", "plan", "fold", "work")
 """What a method must be able to do (:class:`fedgrove.core.Method`)."""
 FIELDS = {"local": "local: LocalTraining | None = None", "codec": "codec: Codec = Dense()"}
 """The fields that a run sets or reads, and how to write them."""
+RELATED = {
+    "apfl": "ditto",
+    "cfl": "ca-afp",
+    "fedadagrad": "fedavg",
+    "fedadam": "fedavg",
+    "fedavgm": "fedavg",
+    "feddf": "fedkd",
+    "feddyn": "fedprox",
+    "fedmd": "fedkd",
+    "fednova": "fedprox",
+    "fedopt": "fedavg",
+    "fedper": "fedbabu",
+    "fedrep": "fedbabu",
+    "fedyogi": "fedavg",
+    "fjord": "heterofl",
+    "perfedavg": "ditto",
+    "pfedme": "ditto",
+    "qsgd": "fedpaq",
+    "scaffold": "fedprox",
+    "signsgd": "stc",
+}
+"""Well-known methods that are not here, without hyphens, and the method that is nearest in kind:
+against drift, with a personal model or head, for groups, with few bytes, for small devices."""
 
 
 # ---- what is a method ----------------------------------------------------------------------------
@@ -112,7 +135,7 @@ def find(name: str) -> type[Any]:
     'LGFedAvg'
     """
     if name not in _modules():
-        raise unknown("method", name, names())
+        raise unknown("method", name, names(), RELATED)
     module = _imported(name)
     mine = [cls for cls in _method_like(module) if _name_of_class(cls) == name]
     if not mine:
