@@ -33,6 +33,16 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("new", deadline=None)
 settings.load_profile("same")
 
+
+@pytest.fixture(scope="session", autouse=True)
+def own_current_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs without ``out`` are kept in the current folder, which is not to be the repository."""
+    before = os.getcwd()
+    os.chdir(tmp_path_factory.mktemp("current"))
+    yield
+    os.chdir(before)
+
+
 SHAPES = {
     "mlp": (12,),
     "har-cnn": (3, 16),

@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -22,16 +23,19 @@ from tests.conftest import federation, list_again
 
 import fedgrove as fg
 from fedgrove import api, methods
+from fedgrove.cli import main
 from fedgrove.cli.parameters import typed_options
 from fedgrove.cli.run import RunCommand
-from fedgrove.config.experiment import Experiment, with_settings
+from fedgrove.config.experiment import Experiment, Federations, with_settings
 from fedgrove.config.toml import from_toml
+from fedgrove.core import AnyMethod
 from fedgrove.data import Federation
 from fedgrove.engines import Serial
-from fedgrove.errors import EngineError, InputError
+from fedgrove.errors import DamageError, EngineError, InputError
 from fedgrove.parts.group import Bipartition
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.problems import CLASSES, Metric
+from fedgrove.runs import folder as folder_module
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.memory import Memory, read_tree
 from fedgrove.runs.run import Run
@@ -190,19 +194,47 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_without_a_folder_is_temporary_and_can_be_saved(tmp_path: Path) -> None:
-    result = api.run("fedavg", data=tiny(), rounds=1, engine="serial")
-    held = result.folder.path
-    copy = result.save(tmp_path / "deep" / "kept")
-    assert copy.summary == result.summary
-    assert held.exists()
+def test_a_run_without_a_folder_is_kept_under_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words: dict[str, Any] = {"data": tiny(), "rounds": 1, "engine": "serial"}
+    first = api.run("fedavg", **words)
+    second = api.run(methods.FedAvg(), **words)
+    again = api.rerun(tmp_path / "runs/fedavg-tiny-s0", **words)
+    names = ["fedavg-tiny-s0", "fedavg-tiny-s0-2", "fedavg-tiny-s0-3"]
+    assert [run.folder.path for run in (first, second, again)] == [
+        Path("runs", name) for name in names
+    ]
+    copy = first.save(tmp_path / "deep" / "copy")
+    assert copy.summary == first.summary
+    # A quick test keeps nothing, and what it used goes away by itself.
+    quickly = api.run("fedavg", smoke=True, **words)
+    used = quickly.folder.path
+    assert used.exists()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        del result
+        del quickly
         gc.collect()
-    assert not held.exists()
-    # it goes away by itself, which is the way it is meant to go: nothing to warn of
+    assert not used.exists()
     assert [w for w in said if issubclass(w.category, ResourceWarning)] == []
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
+
+
+def test_a_name_that_another_process_takes_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read = Federations.of
+
+    def take_name(self: Federations, experiment: Any) -> Any:
+        # Between the choice of the name and the folder, the first time only.
+        (tmp_path / "runs" / "fedavg-tiny-s0").mkdir(parents=True, exist_ok=True)
+        return read(self, experiment)
+
+    monkeypatch.setattr(Federations, "of", take_name)
+    result = api.run("fedavg", data=tiny(), rounds=1, engine="serial")
+    assert result.folder.path == Path("runs/fedavg-tiny-s0-2")
 
 
 def test_an_engine_of_the_callers_own_is_not_closed(tmp_path: Path) -> None:
@@ -228,13 +260,84 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").summary is None
 
 
+def test_a_run_that_saved_nothing_is_started_again(tmp_path: Path) -> None:
+    """Its method was corrected, or its process was killed before the first file was whole."""
+    file = tmp_path / "own.py"
+    text = """
+from dataclasses import dataclass
+from fedgrove.methods import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def fold(self, state, reports):
+        {line}
+"""
+    file.write_text(text.format(line="raise ValueError"))
+    words: dict[str, Any] = {"data": "digits", "clients": 3, "cohort": 2, "rounds": 1}
+    words |= {"engine": "serial", "progress": False}
+    out = tmp_path / "run"
+    with pytest.raises(EngineError, match="0 of 1 rounds are saved; resume with"):
+        api.run(f"{file}:Mine", out=out, **words)
+    file.write_text(text.format(line="return super().fold(state, reports)"))
+    with pytest.raises(InputError, match=rf"own.py has changed .* again with out={out}\.$"):
+        api.resume(out, trust=True)
+    result = api.run(f"{file}:Mine", out=out, **words)
+    other = api.run("fedavg", out=tmp_path / "other", **words)
+    assert result.summary["accuracy_clients"] == other.summary["accuracy_clients"]
+    # Something is saved now.
+    with pytest.raises(InputError, match="never overwritten"):
+        api.run("fedavg", out=out, **words)
+
+
+@pytest.mark.parametrize("left", [[], ["checksums.txt"], ["checksums.txt", "config.toml.part"]])
+def test_a_folder_of_a_process_that_was_killed_at_once_is_used(
+    left: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in left:
+        (out / name).write_text(f"{'0' * 64}  config.toml\n")
+    if left:
+        with pytest.raises(InputError, match=rf"start the run again with out={out}\.$"):
+            api.resume(out)
+    quick(out, rounds=1)
+    assert RunFolder.open(out).summary is not None
+    assert not list(out.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        # A file of options that a user wrote, sums of other files, and anything else.
+        {"config.toml": "[run]"},
+        {"checksums.txt": f"{'0' * 64}  photo.jpg\n"},
+        {"checksums.txt": f"{'0' * 64}  config.toml\n", "notes.txt": ""},
+        {"checksums.txt": f"{'0' * 64}  config.toml\n", "metrics.jsonl": "{}\n{}\n"},
+        {"checksums.txt": f"{'0' * 64}  config.toml\n", "checkpoint/latest.json": "{}"},
+    ],
+)
+def test_a_folder_with_anything_else_is_left_alone(files: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name, text in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text)
+    with pytest.raises(InputError, match="never overwritten"):
+        quick(out, rounds=1)
+    for name, text in files.items():
+        assert (out / name).read_text() == text
+
+
+def train_temporarily(method: AnyMethod, rounds: int, **words: Any) -> api.Result:
+    return api.train(Experiment(method, data=tiny(), rounds=rounds), engine="serial", **words)
+
+
 def test_a_failed_temporary_run_leaves_nothing_and_points_to_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     spoilt = methods.FedAvg(local=LocalTraining(1, 8, SGD(lr=1e30)))
     with pytest.raises(EngineError) as caught:
-        api.run(spoilt, data=tiny(), rounds=1, engine="serial")
+        train_temporarily(spoilt, rounds=1)
     assert str(caught.value).endswith("Nothing was kept: to be able to resume a run, give out=DIR.")
     assert list(tmp_path.iterdir()) == []
 
@@ -248,7 +351,7 @@ def test_an_interrupted_temporary_run_leaves_nothing(
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(KeyboardInterrupt, match="Nothing was kept"):
-        api.run("fedavg", data=tiny(), rounds=2, engine="serial", watch=stop)
+        train_temporarily(methods.FedAvg(), rounds=2, watch=stop)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -275,6 +378,106 @@ def test_a_resumed_run_is_the_run_it_would_have_been(method: str, tmp_path: Path
     resumed = api.resume(tmp_path / "cut", data=tiny(), engine="serial")
     assert timeless(resumed.summary) == timeless(whole.summary)
     assert (resumed.folder.config, len(resumed.folder.metrics())) == (whole.folder.config, 3)
+
+
+# ---- more rounds ---------------------------------------------------------------------------------
+
+
+def check_same_run(one: RunFolder, other: RunFolder) -> None:
+    """Their files are equal to the bit, but for the seconds."""
+    assert one.config == other.config
+    assert one.summary is not None
+    assert other.summary is not None
+    assert timeless(one.summary) == timeless(other.summary)
+    for line, its in zip(one.metrics(), other.metrics(), strict=True):
+        assert timeless(line) == timeless(its)
+    names = sorted(path.name for path in (other.path / "models").iterdir())
+    assert sorted(path.name for path in (one.path / "models").iterdir()) == names
+    for name in names:
+        assert (one.path / "models" / name).read_bytes() == (
+            other.path / "models" / name
+        ).read_bytes()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "stc"])
+def test_more_rounds_are_those_of_a_longer_run(method: str, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"method": method, "finetune": (0, 1)}
+    whole = quick(tmp_path / "whole", rounds=4, **words)
+    # From the end of a finished run, and from the middle of one.
+    quick(tmp_path / "finished", rounds=2, **words)
+    with pytest.raises(Killed):
+        quick(tmp_path / "cut", rounds=3, watch=stop_at(2), **words)
+    for name in ("finished", "cut"):
+        longer = api.resume(tmp_path / name, rounds=4, data=tiny(), engine="serial")
+        check_same_run(longer.folder, whole.folder)
+    assert api.load_run(tmp_path / "finished").summary["rounds"] == 4
+
+
+def test_more_rounds_that_are_interrupted_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = quick(tmp_path / "whole", rounds=4)
+    quick(tmp_path / "short", rounds=2)
+    words: dict[str, Any] = {"data": tiny(), "engine": "serial", "progress": False}
+    # Each file that is written or moved before the first new round, and the round after it.
+    for step in range(5):
+        cut = tmp_path / f"cut-{step}"
+        shutil.copytree(tmp_path / "short", cut)
+        with monkeypatch.context() as patched:
+            kill_at_step(patched, step)
+            with pytest.raises(Killed):
+                api.resume(cut, rounds=4, watch=stop_at(3), **words)
+        again = tmp_path / f"again-{step}"
+        shutil.copytree(cut, again)
+        # It is the run that it was, or the longer one; and the same command makes it that.
+        plain = api.resume(cut, **words)
+        assert plain.summary["rounds"] == (2 if step < 3 else 4)
+        if step >= 3:
+            check_same_run(plain.folder, whole.folder)
+        check_same_run(api.resume(again, rounds=4, **words).folder, whole.folder)
+
+
+def kill_at_step(patched: pytest.MonkeyPatch, step: int) -> None:
+    """Let the process end at a step of ``RunFolder.replace_config``; 4: in a later round."""
+    calls = 0
+
+    def before(function: Any, killing: int) -> Any:
+        def call(*args: Any, **words: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == killing:
+                raise Killed
+            return function(*args, **words)
+
+        return call
+
+    if step < 3:
+        # The new config.toml, the checkpoint and the checksums.
+        patched.setattr(folder_module, "write_bytes", before(folder_module.write_bytes, step + 1))
+    elif step == 3:
+        # When the folder was opened it was called for the first time.
+        patched.setattr(
+            RunFolder, "_take_next_config", before(RunFolder._take_next_config, killing=2)
+        )
+
+
+def test_a_schedule_for_fewer_rounds_is_not_stretched(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"data": tiny(), "engine": "serial"}
+    run = quick(tmp_path / "run", method="ca-afp", rounds=2).folder
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        InputError, match=r"^ca-afp made its schedule for 2 rounds, and with 4 .* with rerun\.$"
+    ):
+        api.resume(run.path, rounds=4, **words)
+    for rounds in (1, 2):
+        with pytest.raises(InputError, match=rf"rounds is {rounds}; it must be above 2, the rou"):
+            api.resume(run.path, rounds=rounds, **words)
+    plain = quick(tmp_path / "plain", rounds=1).folder
+    (plain.path / "checkpoint" / "latest.json").write_text("cut off")
+    with pytest.raises(DamageError, match=r"latest\.json"):
+        api.resume(plain.path, rounds=3, **words)
+    assert plain.summary is not None
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def other_federations() -> list[tuple[str, Federation]]:
@@ -496,8 +699,27 @@ def test_settings_that_hold_lists(tmp_path: Path) -> None:
         quick(tmp_path / "other", set="mu=1")
 
 
-def test_ca_afp_is_what_runs_where_no_method_is_named() -> None:
-    assert inspect.signature(api.run).parameters["method"].default == "ca-afp"
+def test_without_a_method_four_are_compared_as_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: dict[str, Any] = {"rounds": 1, "clients": 4, "cohort": 2, "seed": 1}
+    typed = ["--rounds", "1", "--clients", "4", "--cohort", "2", "--seed", "1"]
+    monkeypatch.chdir(tmp_path)
+    swept = api.run(**words, progress=False)
+    assert main(["run", *typed, "--json"]) == 0
+    assert swept.path == Path("runs/local-fedavg-ca-afp-grove-motion")
+    theirs = Path(f"{swept.path}-2")
+    assert list(swept) == ["local-s1", "fedavg-s1", "ca-afp-s1", "grove-s1"]
+    for name in swept:
+        assert (swept.path / name / "config.toml").read_text() == (
+            theirs / name / "config.toml"
+        ).read_text()
+    with pytest.raises(InputError, match=r"^watch is .* it must be left out without a method"):
+        api.run(**words, watch=print)
+    with pytest.raises(InputError, match=r"^set takes one value without a method"):
+        api.run(**words, set={"lr": [0.1, 0.2]})
+    # The quick test is of one method.
+    assert api.run(smoke=True, progress=False, **words).summary["method"] == "ca-afp"  # type: ignore[attr-defined]
 
 
 def test_progress_is_shown_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

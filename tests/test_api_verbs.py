@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import fedgrove as fg
 from fedgrove import api, methods
@@ -17,6 +18,7 @@ from fedgrove.cli.run import CostCommand
 from fedgrove.cli.sweep import SweepCommand
 from fedgrove.config.sweep import Sweep
 from fedgrove.errors import InputError
+from fedgrove.parts.objective import Proximal
 from fedgrove.runs.result import Result
 
 TINY: dict[str, Any] = {"data": "digits", "clients": 3, "cohort": 2, "rounds": 1}
@@ -70,6 +72,53 @@ def test_the_runs_of_a_sweep_are_results(swept: Sweep, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "fedprox-mu=0.1-s3" in shown
     assert "seeds" in shown
+
+
+def test_a_sweep_takes_methods_that_were_made(tmp_path: Path) -> None:
+    chosen = ["fedavg", methods.Ditto(), methods.Ditto(pull=Proximal(0.5))]
+    words: dict[str, Any] = {"engine": "serial", "progress": False, **TINY}
+    found = fg.sweep(chosen, out=tmp_path / "made", **words)
+    assert list(found) == ["fedavg-s0", "ditto-s0", "ditto-2-s0"]
+    third = found["ditto-2-s0"]
+    assert isinstance(third, Result)
+    alone = fg.run("ditto", set={"mu": 0.5}, out=tmp_path / "alone", **words)
+    assert third.summary["accuracy_clients"] == alone.summary["accuracy_clients"]
+    # A built-in method is in config.toml with its settings, so the command can go on.
+    (tmp_path / "made" / "ditto-2-s0" / "summary.json").unlink()
+    assert main(["resume", str(tmp_path / "made"), "--engine", "serial", "--json"]) == 0
+    assert list(fg.sweep(methods.Ditto(), out=tmp_path / "one", **words)) == ["ditto-s0"]
+
+
+def test_compare_takes_a_list(swept: Sweep) -> None:
+    ends = list(swept.values())
+    assert len(fg.compare([ends[0], ends[1]], [ends[2].folder]).rows) == 3
+    with pytest.raises(InputError, match="compare was given 3; give results or run folders"):
+        fg.compare(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="compare was given no run"):
+        fg.compare([])
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (methods.Ditto, r"^method is the class Ditto; make a method of it: Ditto\(\).$"),
+        (3, r"^method is 3; it must be a name, such as 'fedavg', or a method made in Python"),
+        (["fedavg"], r"^method is a list of 1; give one method, or .* fedgrove.sweep.$"),
+    ],
+)
+def test_what_is_no_method_is_refused(method: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        fg.run(method, progress=False, **TINY)
+    with pytest.raises(InputError, match=r"^method is "):
+        fg.sweep([method], progress=False, **TINY)
+
+
+def test_a_net_that_was_not_made_is_refused() -> None:
+    for net in (nn.LSTM, 3):
+        with pytest.raises(
+            InputError, match=r"^net is .*; it must be a name, such as 'mlp', or a network that"
+        ):
+            fg.run("fedavg", net=net, progress=False, **TINY)  # type: ignore[arg-type]
 
 
 def test_compare_is_what_the_command_prints(

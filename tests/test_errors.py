@@ -6,7 +6,9 @@ import pickle
 
 import pytest
 
+from fedgrove import methods
 from fedgrove.errors import EngineError, FedgroveError, InputError, WireError, check, unknown
+from fedgrove.methods._lookup import RELATED
 
 
 def test_unknown_names_the_nearest_and_all_there_are() -> None:
@@ -40,6 +42,36 @@ def test_errors_are_fedgroves_and_pythons(kind: type[Exception], also: type[Exce
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
     assert str(again) == "a sentence."
+
+
+METHODS = methods.names()
+
+
+@pytest.mark.parametrize("given", sorted(RELATED))
+def test_a_well_known_method_leads_to_the_nearest_in_kind(given: str) -> None:
+    assert given not in METHODS
+    assert RELATED[given] in METHODS
+    with pytest.raises(InputError, match=rf"'{given}'; the nearest in kind is '{RELATED[given]}'"):
+        methods.find(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("FedRep", "; the nearest in kind is 'fedbabu'."),
+        ("per-fedavg", "; the nearest in kind is 'ditto'."),
+        ("scafold", "; the nearest in kind is 'fedprox'."),
+        ("grvoe", "; did you mean 'grove'?"),
+        ("lotteryfed", "; did you mean 'lotteryfl'?"),
+        ("moo", "; did you mean 'moon'?"),
+        ("fedbuff", "."),
+        ("fed", "."),
+        ("scaffnew", "."),
+    ],
+)
+def test_a_name_is_suggested_if_it_was_probably_meant(given: str, hint: str) -> None:
+    sentence = str(unknown("method", given, METHODS, RELATED))
+    assert sentence.startswith(f"there is no method '{given}'{hint} There are: ")
 
 
 @pytest.mark.parametrize(

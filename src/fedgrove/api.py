@@ -6,21 +6,22 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, Protocol, cast, overload
 
 from torch import nn
 
-from . import engines
+from . import engines, methods
 from .config import sweep as sweeps
 from .config.assemble import look_further, make_experiment
 from .config.comparison import Comparison, compare_runs
 from .config.cost import estimate_costs
 from .config.experiment import Experiment, Federations
-from .config.grid import describe_grid, make_grid
+from .config.grid import PER_TASK, compare_four_methods, describe_grid, make_grid
 from .config.plan import Plan, made_here, plan
 from .config.smoke import smoke as make_smaller
 from .config.sweep import SWEEP_FILE, Sweep
@@ -33,19 +34,23 @@ from .config.toml import (
     how_to_resume,
     read_run_table,
 )
-from .core import Engine
+from .core import AnyMethod, Engine
 from .engines.faulty import with_faults
 from .errors import (
     DamageError,
     EngineError,
     FedgroveError,
+    FolderTakenError,
     InputError,
     Refusals,
+    check,
+    shown,
     spell_hint,
     spell_option,
 )
 from .options import (
     CostOptions,
+    FourMethodsOptions,
     RerunOptions,
     ResumeOptions,
     RunOptions,
@@ -56,13 +61,16 @@ from .options.definition import takes
 from .options.groups import EngineOptions
 from .report.progress import show_progress
 from .report.terminal import show_status
+from .runs.checkpoint import are_equal_states
 from .runs.clock import NoClientInTime
-from .runs.files import cannot_write, fresh_name
-from .runs.folder import RunFolder
+from .runs.files import RUNS, cannot_write, fresh_name
+from .runs.folder import RunFolder, has_nothing_saved
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.report_html import write_run_report
 from .runs.result import Failure, Result
+
+P = ParamSpec("P")
 
 __all__ = [
     "Comparison",
@@ -81,13 +89,38 @@ __all__ = [
 ]
 
 
+class RunFunction(Protocol[P]):
+    """What type checkers see of :func:`run`: its arguments are those of its options."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, method: AnyMethod | str, *args: P.args, **kwargs: P.kwargs
+    ) -> Result: ...
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Sweep: ...
+
+
+def _typed_by_method(
+    without: Callable[P, FourMethodsOptions],
+) -> Callable[[Callable[..., Result | Sweep]], RunFunction[P]]:
+    """Tell type checkers that a call with a method gives a result, and one without it a sweep."""
+    return lambda function: cast(RunFunction[P], function)
+
+
+@_typed_by_method(FourMethodsOptions)
 @takes(RunOptions)
-def run(options: RunOptions) -> Result:
+def run(options: RunOptions) -> Result | Sweep:
     """Train a federation, as ``fedgrove run`` does.
 
-    None takes the data set's own choice.
+    Without a method, local, fedavg, ca-afp and grove are compared on three seeds, and a sweep is
+    returned in place of a result; on short rounds of motion, unless other options are given. None
+    takes the data set's own choice. Without ``out`` the run is kept in a new folder under runs/.
     """
     federations = Federations(options.data_dir)
+    if "method" not in options.given and not options.smoke:
+        swept, experiments, folder = compare_four_methods(options, federations)
+        return train_grid(experiments, federations, swept, folder)
     return _run(make_experiment(options, federations, engine=options), federations, options)
 
 
@@ -106,11 +139,42 @@ def rerun(options: RerunOptions) -> Result:
 
 def _run(experiment: Experiment, federations: Federations, options: RunOptions) -> Result:
     """Train one experiment, or a small version of it for a smoke test."""
-    if options.smoke:
-        experiment = make_smaller(experiment, federations)
+    if not options.smoke:
+        return train_kept(experiment, federations, options)
+    smaller = make_smaller(experiment, federations)
     return train_experiment(
-        experiment, options.out, federations, options, options.progress, options.watch
+        smaller, options.out, federations, options, options.progress, options.watch
     )
+
+
+def train_kept(experiment: Experiment, federations: Federations, options: RunOptions) -> Result:
+    """Train an experiment in the folder that the options name, or in a new one under runs/."""
+    out = options.out
+    while True:
+        folder = _name_folder(experiment, options) if out is None else Path(out)
+        try:
+            return train_experiment(
+                experiment,
+                folder,
+                federations,
+                options,
+                options.progress,
+                options.watch,
+                is_named=out is not None,
+            )
+        except FolderTakenError:
+            # Another process took the name after it was found to be free.
+            if out is not None:
+                raise
+
+
+def _name_folder(experiment: Experiment, options: RunOptions) -> Path:
+    """A folder under runs that does not exist yet, named by method, data and seed."""
+    method = options.given.get("method", experiment.method)
+    label = methods.label_of(method)
+    if experiment.per_task:
+        label += PER_TASK
+    return fresh_name(RUNS, f"{label}-{experiment.data_name}-s{experiment.seed}")
 
 
 @takes(TrainOptions, home="fedgrove.api")
@@ -134,6 +198,7 @@ def train_experiment(
     options: EngineOptions,
     progress: bool = False,
     watch: Watch | None = None,
+    is_named: bool = True,
 ) -> Result:
     """Train as :func:`train` does, with the engine that ``options`` name.
 
@@ -144,6 +209,8 @@ def train_experiment(
         options: The options of the engine.
         progress: Whether progress is shown.
         watch: Called with each new line of metrics.jsonl.
+        is_named: Whether ``out`` is the folder that the user named, in which a run that saved
+            nothing may be started again.
 
     Raises:
         InputError: Something is refused before anything is written.
@@ -161,7 +228,8 @@ def train_experiment(
         if out is None:
             return _train_in_scratch(experiment, federations, engine, progress, watch)
         planned = _plan(experiment, Path(out), federations, progress)
-        folder = planned.create_folder()
+        is_of_a_sweep = (planned.path.parent / SWEEP_FILE).is_file()
+        folder = planned.create_folder(reuse=is_named and not is_of_a_sweep)
         try:
             with _locked(folder):
                 return _finish(planned, folder, engine, progress, watch)
@@ -205,6 +273,9 @@ def _plan(experiment: Experiment, path: Path, federations: Federations, progress
 def resume(options: ResumeOptions) -> Result:
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
+    With ``rounds`` a run, also a finished one, continues to this number of rounds, and ends as if
+    it had been started with it. A method whose schedule depends on the number of rounds refuses.
+
     A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
     ``net=``. Other data than it was started on are refused, as far as clients, shape, outputs and
     metric tell. A run whose config.toml names a file of code (``net = "x.py:Net"``, or a method's)
@@ -214,23 +285,67 @@ def resume(options: ResumeOptions) -> Result:
     folder = RunFolder.open(Path(options.path))
     with _locked(folder):
         # Behind the lock: another process may just have finished it.
-        if folder.summary is not None:
+        if folder.summary is not None and options.rounds is None:
             python = f"fedgrove.load_run({str(options.path)!r})"
             raise InputError(
-                f"the run in {options.path} is finished; there is nothing to resume. "
+                f"the run in {options.path} is finished; there is nothing to resume, unless you "
+                f"give more rounds ({spell_option('rounds', 'N')}). "
                 f"See: {spell_hint(f'fedgrove compare {options.path}', python)}"
             )
-        check_format(folder.config, folder.path)
-        folder.check_format()
-        # What is given takes the place of what is named.
-        given = [name for name in ("net", "method") if getattr(options, name) is not None]
-        check_trust(folder.config, folder.path, options.trust, given)
-        check_named_data(folder.config, options.data)
-        check_files(folder.config)
-        experiment = from_toml(folder.config, options.data, options.net, options.method)
-        planned = _plan(experiment, folder.path, Federations(options.data_dir), options.progress)
+        try:
+            experiment = _read_experiment(folder, options)
+        except InputError as error:
+            # A file may have been corrected after the first round failed.
+            if not has_nothing_saved(folder.path):
+                raise
+            raise InputError(
+                f"{error} Nothing is saved yet: the run can also be started again with "
+                f"{spell_option('out', str(folder.path))}."
+            ) from None
+        federations = Federations(options.data_dir)
+        planned = _plan(experiment, folder.path, federations, options.progress)
+        if options.rounds is not None:
+            planned = _take_more_rounds(planned, folder, options.rounds, federations)
         with open_engine(options) as engine:
             return _finish(planned, folder, engine, options.progress, options.watch)
+
+
+def _take_more_rounds(
+    planned: Plan, folder: RunFolder, rounds: int, federations: Federations
+) -> Plan:
+    """Make the run of a folder a longer one, which it would have been from the beginning."""
+    now = planned.run.rounds
+    if rounds == now and folder.summary is None:
+        # The process that made it longer was interrupted.
+        return planned
+    check(rounds > now, "rounds", rounds, f"above {now}, the rounds that the run has")
+    instead = "start the longer one in a new folder, with rerun"
+    if (folder.path.parent / SWEEP_FILE).is_file():
+        raise InputError(
+            f"rounds is {rounds}, and {folder.path} is a run of a sweep, whose runs are equally "
+            f"long; {instead}."
+        )
+    longer = plan(replace(planned.experiment, rounds=rounds), folder.path, federations)
+    # A method learns the number of rounds here and nowhere else.
+    if not are_equal_states(planned.run.initial_state, longer.run.initial_state):
+        raise InputError(
+            f"{planned.run.label} made its schedule for {now} rounds, and with {rounds} it would "
+            f"have trained otherwise from the beginning; {instead}."
+        )
+    folder.replace_config(longer.config)
+    return longer
+
+
+def _read_experiment(folder: RunFolder, options: ResumeOptions) -> Experiment:
+    """The experiment of a run that is resumed; code and files are still what they were."""
+    check_format(folder.config, folder.path)
+    folder.check_format()
+    # What is given takes the place of what is named.
+    given = [name for name in ("net", "method") if getattr(options, name) is not None]
+    check_trust(folder.config, folder.path, options.trust, given)
+    check_named_data(folder.config, options.data)
+    check_files(folder.config)
+    return from_toml(folder.config, options.data, options.net, options.method)
 
 
 def _locked(folder: RunFolder) -> AbstractContextManager[None]:
@@ -346,26 +461,41 @@ def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = Fa
     return Result(summary, folder, net if is_given_again else trusted)
 
 
-def compare(*runs: str | Path | Result | RunFolder | Sweep, bytes: bool = False) -> Comparison:
+RunToCompare = str | Path | Result | RunFolder | Sweep
+"""A run to compare: its result or its folder; or a sweep."""
+
+
+def compare(*runs: RunToCompare | Sequence[RunToCompare], bytes: bool = False) -> Comparison:
     """Runs side by side, as ``fedgrove compare``: ``.table()`` prints them, ``.rows`` holds them.
 
-    Results and run folders, finished or not; a sweep means all its runs, and is also compared over
-    seeds. With ``bytes``, what was sent and what it was spent on.
+    Results and run folders, finished or not, or lists of them; a sweep means all its runs, and is
+    also compared over seeds. With ``bytes``, what was sent and what it was spent on.
     """
-    if not runs:
+    listed: list[Any] = []
+    for run in runs:
+        listed.extend(run if isinstance(run, list | tuple) else [run])
+    if not listed:
         raise InputError("compare was given no run; give one or more results or run folders.")
     paths = []
     temporary = set()
-    for run in runs:
-        if isinstance(run, Result):
-            paths.append(str(run.folder.path))
-            if run.is_temporary:
-                temporary.add(str(run.folder.path))
-        elif isinstance(run, RunFolder | Sweep):
-            paths.append(str(run.path))
-        else:
-            paths.append(str(run))
+    for run in listed:
+        path = str(_find_folder(run))
+        paths.append(path)
+        if isinstance(run, Result) and run.is_temporary:
+            temporary.add(path)
     return compare_runs(paths, bytes, temporary)
+
+
+def _find_folder(run: Any) -> str | Path:
+    """The folder of a run to compare."""
+    match run:
+        case Result():
+            return run.folder.path
+        case RunFolder() | Sweep():
+            return run.path
+        case str() | Path():
+            return run
+    raise InputError(f"compare was given {shown(run)}; give results or run folders.")
 
 
 # ---- before a run, and many of them --------------------------------------------------------------
@@ -403,7 +533,7 @@ def train_grid(
 ) -> Sweep:
     """Train the runs of a sweep under one progress line."""
     base = next(iter(experiments.values()))
-    folder = fresh_name(Path("runs"), f"sweep-{base.data_name}") if out is None else Path(out)
+    folder = fresh_name(RUNS, f"sweep-{base.data_name}") if out is None else Path(out)
     rounds = base.rounds or federations.defaults(base).rounds
     with open_engine(options) as engine:
         train_all = partial(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 
 from .renamed import find_old_names
 
@@ -63,6 +64,10 @@ class UnfitError(InputError):
 
 class MethodError(InputError):
     """An error in a method of the user's own; says which function, and where."""
+
+
+class FolderTakenError(InputError):
+    """A folder that is to be made and exists."""
 
 
 class MissingError(InputError):
@@ -195,6 +200,7 @@ SYNONYMS = {
     "batch-size": "batch",
     "bs": "batch",
     "check": "doctor",
+    "clients-per-round": "cohort",
     "continue": "resume",
     "dataset": "data",
     "describe": "show",
@@ -226,18 +232,26 @@ SYNONYMS = {
     "wd": "weight_decay",
 }
 """Words of other libraries and papers, and ours for them; a hyphen stands for _ too."""
-LEAST_LIKENESS = 0.6
-"""From 0 to 1, as difflib counts it. Lower, and 'predict' is taken for 'doctor'; higher, and 'hra'
-is not taken for 'har'."""
+LEAST_LIKENESS = 0.82
+"""From 0 to 1, as difflib counts it. Lower, and 'fedproto' is taken for 'fedprox'; higher, and
+'mnis' is not taken for 'mnist'."""
+LEAST_BEGINNING = 3
+"""Letters of a name that stand for all of it."""
+SHORT = 4
+"""Letters of a word in which one wrong letter counts for much: it needs only 0.6, but must begin
+with the right one."""
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
+def unknown(
+    kind: str, given: str, allowed: Iterable[str], related: Mapping[str, str] = MappingProxyType({})
+) -> InputError:
     """The error for an unknown name: it suggests the nearest name and lists all.
 
     Args:
         kind: What the name stands for, as "method".
         given: The unknown name.
         allowed: All known names.
+        related: Names of other things, and the known name that is nearest in kind.
 
     >>> print(unknown("method", "fedavgg", ["fedavg", "local"]))
     there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local.
@@ -247,8 +261,15 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     names = sorted(allowed)
     if len(given) > LONGEST_SHOWN or not is_plain_text(given):
         given = clean_text(given, LONGEST_SHOWN)
-    near = nearest(given, names)
-    hint = f"; did you mean '{near}'?" if near else "."
+    plain = given.lower().replace("-", "").replace("_", "")
+    # A well-known name may also be near to one of ours by its letters alone.
+    near = "" if plain in related else nearest(given, names)
+    other = nearest(plain, list(related))
+    hint = "."
+    if near:
+        hint = f"; did you mean '{near}'?"
+    elif other:
+        hint = f"; the nearest in kind is '{related[other]}'."
     listed = ", ".join(names) or "none"
     return InputError(f"there is no {kind} '{given}'{hint} There are: {listed}.")
 
@@ -261,6 +282,9 @@ def nearest(given: str, names: list[str]) -> str:
         by_word.setdefault(name, name)
         by_word.setdefault(name.lstrip("-"), name)
         by_word.setdefault(name.rpartition(".")[2], name)
+    # What follows a colon is a number of the user's.
+    before_colon = given.partition(":")[0]
+    by_beginning = {name.partition(":")[0]: name for name in reversed(names)}
     word = given.lstrip("-").rpartition(".")[2].lower()
     ours = SYNONYMS.get(word.replace("_", "-"), "")
     if ours in by_word:
@@ -270,7 +294,25 @@ def nearest(given: str, names: list[str]) -> str:
     if near:
         return near[0]
     near = difflib.get_close_matches(word, by_word, n=1, cutoff=LEAST_LIKENESS)
-    return by_word[near[0]] if near else ""
+    if not near and ":" in given:
+        near = difflib.get_close_matches(before_colon, by_beginning, n=1, cutoff=LEAST_LIKENESS)
+        return by_beginning[near[0]] if near else ""
+    near = near or [name for name in by_word if _is_part_or_mix(name, word)]
+    # The beginning of several names says nothing; of several that a word begins with, the longest
+    # is meant.
+    if len(near) > 1 and near[0].startswith(word):
+        return ""
+    if not near and len(word) <= SHORT:
+        alike = [name for name in by_word if name[:1] == word[:1]]
+        near = difflib.get_close_matches(word, alike, n=1, cutoff=0.6)
+    return by_word[max(near, key=len)] if near else ""
+
+
+def _is_part_or_mix(name: str, word: str) -> bool:
+    """Whether a word begins a name, begins with it, or has its letters in another order."""
+    is_long_enough = min(len(name), len(word)) >= LEAST_BEGINNING
+    begins = name.startswith(word) or word.startswith(name)
+    return (is_long_enough and begins) or sorted(name) == sorted(word)
 
 
 def check(ok: bool, name: str, given: object, allowed: str) -> None:

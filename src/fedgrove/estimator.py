@@ -15,10 +15,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from torch import nn
 
 from . import api
+from .config.assemble import make_experiment
+from .config.experiment import Federations
 from .core import AnyMethod
 from .data import from_arrays
 from .data.dataset import Array
 from .errors import InputError, check, unknown
+from .options import RunOptions
+from .options.definition import make_options
 from .options.groups import VALIDATION
 from .runs.model import Model, client_number, r2
 from .runs.result import Result
@@ -51,7 +55,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         """Take the options of :func:`fedgrove.run`.
 
         ``finetune`` is one number of epochs. ``clients`` is how many clients ``fit`` deals its
-        examples to where it gets no groups.
+        examples to where it gets no groups. Without ``out`` the run folder is temporary.
         """
         self.method = method
         self.rounds = rounds
@@ -88,8 +92,14 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         options = self.get_params(deep=False)
         division = {name: options.pop(name) for name in ("clients", "validation", "standardise")}
         federation = from_arrays(np.asarray(x), y, owners, block=block, seed=self.seed, **division)
-        options |= {"finetune": (self.finetune,), "set": self.set or ()}
-        self.result_: Result = api.run(data=federation, **options)
+        options |= {"data": federation, "finetune": (self.finetune,), "set": self.set or ()}
+        made = make_options(RunOptions, options, "fit")
+        federations = Federations()
+        experiment = make_experiment(made, federations, engine=made)
+        # A search fits hundreds of times: without `out` nothing is kept.
+        self.result_: Result = api.train_experiment(
+            experiment, self.out, federations, made, self.progress
+        )
         rows = self.result_.clients()
         self.groups_: dict[int, str] = {row["client"]: row["name"] for row in rows}
         self.n_features_in_: int = int(federation.shape[0])

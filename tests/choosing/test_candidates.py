@@ -123,6 +123,14 @@ def test_a_method_says_itself_what_it_cannot() -> None:
     assert "fedavg" in names
 
 
+def test_a_setting_that_a_refusal_advises_is_for_a_run() -> None:
+    _, left_out = tried(data="rooms")
+    assert left_out["adfedwcp"].endswith(
+        "--set importance=gradient, magnitude or alike. A choice takes no settings: use that one "
+        "in a run of adfedwcp by itself."
+    )
+
+
 def test_tasks() -> None:
     straight = fg.load("digits", clients=2, validation=0.2)
     turned = fg.load("digits:turned", clients=2, validation=0.2)

@@ -93,7 +93,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --set nosuch=1", "there is no setting of local 'nosuch'. There are: "),
         (
             "run --set lr=0.1,0.2",
-            "--set takes one value here; for several: fedgrove sweep local fedavg ca-afp ",
+            "--set takes one value without a method; for several, train a sweep of local, fedavg, ",
         ),
         ("run ditto --set lr", "--set was given 'lr'; it takes key=value"),
         ("run --set lr", "--set was given 'lr"),
@@ -154,7 +154,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "run --device cuda",
             "--device is cuda, and torch finds no CUDA device here; use --device cpu.",
         ),
-        ("run --device tpu", "there is no device 'tpu'; did you mean 'cpu'?"),
+        ("run --device tpu", "there is no device 'tpu'. There are: auto, cpu, cuda."),
         ("run --round 3", "there is no option '--round'; did you mean '--rounds'?"),
         ("run --rounds", "Option '--rounds' requires an argument."),
         ("run fedavg local", "Got unexpected extra argument"),

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedgrove import methods
 from fedgrove.config.experiment import Experiment
+from fedgrove.config.grid import Variant, variants
 from fedgrove.config.settings import (
     _accepts,
     allowed,
@@ -256,6 +257,24 @@ def test_a_name_that_several_parts_have_must_be_written_in_full() -> None:
         InputError, match=r"'mu' could be any of pull.mu, objective.terms.1.mu; write one"
     ):
         assign(method, "mu=1")
+
+
+def test_a_constant_of_an_optimiser_is_not_meant_by_its_name_alone() -> None:
+    recipe = LocalTraining(optimiser=Adam())
+    for name in ("eps", "beta1", "beta2"):
+        with pytest.raises(
+            InputError, match=rf"fedavg has no setting '{name}' of .* local.optimiser.{name}; if"
+        ):
+            assign(FedAvg(), f"{name}=0.2", recipe)
+    assert assign(FedAvg(), "optimiser.eps=0.2", recipe).local == LocalTraining(
+        optimiser=Adam(eps=0.2)
+    )
+    for name in ("lr", "weight_decay"):
+        made = assign(FedAvg(), f"{name}=0.2", recipe)
+        assert getattr(made.local.optimiser, name) == 0.2
+    # In a sweep too, where a method without the field is left as it is.
+    with pytest.raises(InputError, match="fedavg has no setting 'eps' of its own"):
+        variants([Variant("fedavg", FedAvg())], ["eps=0.1,0.2"], recipe)
 
 
 def test_an_own_field_that_is_out_of_range_is_named_plainly() -> None:

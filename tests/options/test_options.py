@@ -36,6 +36,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import fedgrove as fg
 reveal_type(fg.run)
+reveal_type(fg.run(method="fedavg"))
+reveal_type(fg.run(seed=3))
 fg.run("fedavg", rounds=3, set={"mu": 0.1}, finetune=(0, 3))
 fg.rerun("runs/a", seed=3)
 fg.sweep(["fedavg"], seeds=2)
@@ -51,15 +53,18 @@ def test_a_type_checker_sees_every_argument(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(ROOT / ".mypy_cache"), str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     said = done.stdout.replace(str(file), "program.py")
-    revealed = said.splitlines()[0]
+    revealed, one, four = said.splitlines()[:3]
     errors = [line for line in said.splitlines() if " error: " in line]
     assert "data: Any =, net: str | torch.nn.modules.module.Module | None =, *, " in revealed
     assert "rounds: int | None =" in revealed
-    assert revealed.endswith(') -> fedgrove.runs.result.Result"')
-    assert [line.split(":")[1] for line in errors] == ["7", "8", "9"]
-    assert 'Argument "rounds" to "run" has incompatible type "str"' in errors[0]
-    assert 'did you mean "rounds"?' in errors[1]
-    assert 'Missing positional argument "methods"' in errors[2]
+    assert one.endswith('"fedgrove.runs.result.Result"')
+    # Without a method, four are compared.
+    assert four.endswith('"fedgrove.config.sweep.Sweep"')
+    wrong = dict.fromkeys(line.split(":")[1] for line in errors)
+    assert list(wrong) == ["9", "10", "11"]
+    assert 'No overload variant of "__call__" of "RunFunction" matches' in errors[0]
+    assert any('did you mean "rounds"?' in line for line in errors)
+    assert 'Missing positional argument "methods"' in errors[-1]
 
 
 def test_an_option_is_one_field(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedgrove.core import Batch, Carry
 from fedgrove.errors import InputError
@@ -256,6 +257,25 @@ def test_a_loss_says_which_targets_it_fits() -> None:
         check_fits(Proximal(0.1) + Borrowed(), numbers())
     with pytest.raises(InputError, match=r"has CrossEntropy, which is for classes, and .* labels"):
         check_fits(CrossEntropy(), LABELS)
+    check_fits(ProblemLoss() + Proximal(0.1), numbers())
+
+
+@dataclass(frozen=True)
+class OwnLoss(Objective):
+    """A loss of a user who did not think of targets other than classes."""
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        return F.cross_entropy(out.logits, batch.y), {}
+
+
+def test_a_loss_that_names_no_targets_is_for_classes() -> None:
+    check_fits(OwnLoss(), CLASSES)
+    for problem, kind in ((numbers(), "numbers"), (LABELS, "labels")):
+        with pytest.raises(InputError, match=rf"has OwnLoss, .* write targets = \(\"{kind}\",\)"):
+            check_fits(ProblemLoss() + OwnLoss(), problem)
+    # A term that is no loss does not look at the targets.
     check_fits(ProblemLoss() + Proximal(0.1), numbers())
 
 

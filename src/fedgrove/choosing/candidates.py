@@ -163,12 +163,19 @@ def fitting(
                 # are still tried.
                 fit, why = _fit_budget(fit, base, common, recipe, budget, federations)
             except InputError as error:
-                why = str(error)
+                why = _add_where_settings_go(str(error), candidate.method)
         if why:
             left_out[candidate.method] = why
         else:
             chosen.append(fit)
     return chosen, left_out
+
+
+def _add_where_settings_go(why: str, method: str) -> str:
+    """A refusal may advise a setting of the method, and a choice takes none."""
+    if "--set" not in why:
+        return why
+    return f"{why} A choice takes no settings: use that one in a run of {method} by itself."
 
 
 def _why_useless(candidate: Candidate, situation: Situation) -> str:

@@ -48,7 +48,7 @@ from ..options import ChooseOptions, ExperimentOptions
 from ..options.definition import takes
 from ..options.groups import DataDirOption, EngineOptions, TrainingOptions
 from ..problems import MixedProblem
-from ..runs.files import cannot_write, fresh_name, parse_json, read_bytes, write_bytes
+from ..runs.files import RUNS, cannot_write, fresh_name, parse_json, read_bytes, write_bytes
 from ..runs.result import Failure, Result
 from ..runs.run import Run
 from ..runs.schemas import ChoiceContent, check_content
@@ -203,6 +203,8 @@ def plan_choice(options: ChooseOptions) -> ChoicePlan:
     names = [options.methods] if isinstance(options.methods, str) else options.methods
     check(names is None or bool(names), "methods", names, "one name or more, or left out")
     if names is not None:
+        are_names = all(isinstance(name, str) for name in names)
+        check(are_names, "methods", names, 'a list of names, as in ["fedavg", "ditto"]')
         labels = set(map(methods.label_of, names))
         check(len(labels) == len(names), "methods", ",".join(names), "each of them once")
     seeds = list_seeds(options.seeds)
@@ -360,7 +362,7 @@ def fingerprint_net(net: nn.Module) -> str:
 def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     """The folder, if it is free or holds the same choice."""
     if out is None:
-        return fresh_name(Path("runs"), f"choose-{planned.base.data_name}")
+        return fresh_name(RUNS, f"choose-{planned.base.data_name}")
     folder = Path(out)
     if not folder.exists():
         return folder

@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import InputError, check
-from ..options import RunOptions, SweepOptions
-from ..options.definition import make_options
+from ..options import RunOptions
 
 if TYPE_CHECKING:
-    from ..config.experiment import Experiment, Federations
     from ..config.sweep import Sweep
     from ..report.tables import Summary
-
-METHODS = ("local", "fedavg", "ca-afp", "grove")
-DATA = "motion"
-"""Built in, and its users are of three kinds: there are groups to be found."""
-SEEDS = (0, 1, 2)
-ROUNDS = 40
-"""Many and short (see EPOCHS): what is coded, and groups, need reports more than epochs."""
-EPOCHS = 1
-BATCH = 32
-LR = 5e-3
-"""Larger than the data set's own, as batches are, which are for three epochs a round."""
-FINETUNE = (0, 3)
 
 
 def run_four_methods(options: RunOptions, is_plan: bool, as_json: bool) -> None:
     """Run ``fedgrove run`` without a method: train four methods and print one table."""
     from .. import api
     from ..config.experiment import Federations
+    from ..config.grid import compare_four_methods
     from ..config.plan import plan
     from ..export.size import model_bytes
     from ..report.terminal import print_text
@@ -43,12 +28,10 @@ def run_four_methods(options: RunOptions, is_plan: bool, as_json: bool) -> None:
     from .sweep import print_plans
 
     federations = Federations(options.data_dir)
-    swept = _make_sweep(options)
-    experiments = _make_grid(swept, federations)
+    swept, experiments, folder = compare_four_methods(options, federations)
     if is_plan:
         return print_plans(experiments, federations, as_json)
     first = next(iter(experiments.values()))
-    folder = _choose_folder(first, options.out)
     trained = api.train_grid(experiments, federations, swept, folder)
     summaries: dict[str, Summary] = {}
     sizes: dict[str, list[float]] = {}
@@ -66,55 +49,11 @@ def run_four_methods(options: RunOptions, is_plan: bool, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _make_sweep(options: RunOptions) -> SweepOptions:
-    """The options of the sweep; those not given are chosen so that there is something to see."""
-    is_scored = options.score_on != 0
-    check(is_scored, "score_on", 0, "1 or more without a METHOD, where accuracies are compared")
-    defaults: dict[str, Any] = {
-        "data": DATA,
-        "rounds": ROUNDS,
-        "finetune": FINETUNE,
-        # Scored at the end only: on the way it would take a third of the time.
-        "evaluate": 0,
-    }
-    # Other data are trained by their own recipe.
-    if "data" not in options.given:
-        defaults |= {"epochs": EPOCHS, "batch": BATCH, "lr": LR}
-    # An option may also be given as a setting: --set lr=0.1, --set local.epochs=2.
-    for text in options.set:
-        defaults.pop(text.partition("=")[0].rpartition(".")[2], None)
-    seeds = (options.seed,) if "seed" in options.given else SEEDS
-    values = {**defaults, **options.given_of(SweepOptions), "methods": METHODS, "seeds": seeds}
-    return make_options(SweepOptions, values, "run")
-
-
-def _make_grid(swept: SweepOptions, federations: Federations) -> dict[str, Experiment]:
-    from ..config.grid import list_seeds, make_grid
-
-    experiments = make_grid(swept, federations)
-    if len(experiments) > len(METHODS) * len(list_seeds(swept.seeds)):
-        raise InputError(
-            f"--set takes one value here; for several: fedgrove sweep {' '.join(METHODS)} "
-            "--set KEY=V,V"
-        )
-    return experiments
-
-
-def _choose_folder(first: Experiment, out: str | Path | None) -> Path:
-    """A folder that does not exist yet."""
-    from ..runs.files import folder_exists, fresh_name
-
-    if out is None:
-        return fresh_name(Path("runs"), f"{'-'.join(METHODS)}-{first.data_name}")
-    if Path(out).exists():
-        raise folder_exists(Path(out))
-    return Path(out)
-
-
 def _show(
     summaries: Mapping[str, Summary], sizes: Mapping[str, float], trained: Sweep, as_json: bool
 ) -> None:
     """Show one table, one sentence on what was gained, and the page."""
+    from ..config.grid import FOUR_METHODS
     from ..config.sweep import write_sweep_page
     from ..report.seed_averages import compare_methods, print_method_rows
     from ..report.terminal import print_text
@@ -129,7 +68,7 @@ def _show(
         by_method.setdefault(row["method"], []).append(row)
     lines = compare_methods(by_method, sizes)
     # A method of which every seed failed cannot be compared with.
-    sentence = describe_gain(by_method) if set(by_method) == set(METHODS) else ""
+    sentence = describe_gain(by_method) if set(by_method) == set(FOUR_METHODS) else ""
     page = write_sweep_page(trained.path, trained, sentence)
     if as_json:
         return

@@ -25,6 +25,7 @@ from ..options.groups import (
     EvaluateOption,
     ExchangeOptions,
     JsonOption,
+    MoreRoundsOption,
     ScoringOptions,
     TrustOption,
 )
@@ -86,7 +87,7 @@ def rerun(options: RerunCommand) -> None:
 def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust: bool) -> None:
     """Train one run for a command, or only plan it or test it quickly, and print the result."""
     with show_status("loading torch", quiet=options.json) as say:
-        from .. import api, methods
+        from .. import api
         from ..config.assemble import make_experiment
         from ..config.experiment import Federations
         from ..config.plan import plan
@@ -96,24 +97,9 @@ def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust
         experiment = make_experiment(options, federations, config, trust, options)
     if options.smoke:
         return _run_quickly(experiment, federations, options)
-    method = options.given.get("method") or methods.name_of(experiment.method)
-    folder = _name_folder(experiment, method) if options.out is None else Path(options.out)
     if options.dry_run:
-        return _print_plan(plan(experiment, folder, federations), options.json)
-    result = api.train_experiment(experiment, folder, federations, options, options.progress)
-    _show(result, options.json)
-
-
-def _name_folder(experiment: Experiment, method: str) -> Path:
-    """A folder under runs that does not exist yet, named by method, data and seed."""
-    from .. import methods
-    from ..config.grid import PER_TASK
-    from ..runs.files import fresh_name
-
-    label = methods.label_of(method)
-    if experiment.per_task:
-        label += PER_TASK
-    return fresh_name(Path("runs"), f"{label}-{experiment.data_name}-s{experiment.seed}")
+        return _print_plan(plan(experiment, Path(), federations), options.json)
+    _show(api.train_kept(experiment, federations, options), options.json)
 
 
 def _run_quickly(
@@ -187,7 +173,9 @@ def _show(result: Result, as_json: bool) -> None:
 
 
 @option_class
-class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptions):
+class ResumeCommand(
+    Options, JsonOption, TrustOption, MoreRoundsOption, DataDirOption, EngineOptions
+):
     """Options of the command."""
 
     run: str | None = option(
@@ -200,16 +188,24 @@ class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptio
 
 
 def resume(options: ResumeCommand) -> None:
-    """Resume an interrupted run or sweep.
+    """Resume an interrupted run or sweep, or continue for more rounds.
 
     The interruption does not change the result.
     """
     options.check()
     path = options.run
     if path is None:
-        path = str(find_unfinished(Path("runs")))
+        from ..runs.files import RUNS
+
+        path = str(find_unfinished(RUNS))
         print(f"fedgrove: resuming {path}", file=sys.stderr)
     load_torch(quiet=options.json)
+    is_of_several = any((Path(path) / name).is_file() for name in ("sweep.json", "choice.json"))
+    if is_of_several and options.rounds is not None:
+        raise InputError(
+            f"rounds is {options.rounds}, and {path} contains several runs; give more rounds to "
+            "a run by itself, or start all of them again in a new folder."
+        )
     if (Path(path) / "sweep.json").is_file():
         return resume_sweep(path, options, options.trust, options.data_dir, options.json)
     if (Path(path) / "choice.json").is_file():

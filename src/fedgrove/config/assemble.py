@@ -99,7 +99,7 @@ def assemble(
     """
     chosen: AnyMethod | None = None
     with refusals.collected():
-        chosen = methods.make(method) if isinstance(method, str) else method
+        chosen = methods.make(method)
     # Any method will do to check the options.
     any_method = chosen or methods.FedAvg()
     try:

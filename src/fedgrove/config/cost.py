@@ -66,10 +66,8 @@ def estimate_costs(options: CostOptions, warn: Callable[[str], None]) -> list[di
     # By name: a method that is given twice is counted once.
     by_name = {}
     for method in list_methods(options.methods, "cost"):
-        if isinstance(method, str):
-            by_name[method] = methods.make(method)
-        else:
-            by_name[methods.name_of(method)] = method
+        made = methods.make(method)
+        by_name[method if isinstance(method, str) else methods.name_of(made)] = made
     chosen = [Variant(name, method) for name, method in by_name.items()]
     settings = [*write_settings(options.set, is_varied=False), *shorthand_settings(vars(options))]
     rows = []

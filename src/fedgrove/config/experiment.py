@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .. import methods
 from ..core import AnyMethod
 from ..data import Defaults, Federation, load
 from ..data.sets import SETS
@@ -45,9 +46,7 @@ class Experiment(SeedOption, EvaluateOption, ExperimentOptions, MethodArgument):
     method: AnyMethod = field()
 
     def __post_init__(self) -> None:
-        if isinstance(self.method, type):
-            name = self.method.__name__
-            raise InputError(f"method is the class {name}; make a method of it: {name}().")
+        methods.make(self.method)
         refusals = Refusals()
         for name, option in options_of(Experiment).items():
             with refusals.collected():

@@ -1,4 +1,7 @@
-"""The experiments of a sweep, under readable names: methods x settings x seeds."""
+"""The experiments of a sweep, under readable names: methods x settings x seeds.
+
+Also the sweep that a run without a method is.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ from typing import Any, NamedTuple, get_origin
 
 from .. import methods
 from ..core import AnyMethod
-from ..errors import InputError, check
+from ..errors import InputError, check, spell_option
 from ..nets.user_files import is_file_spec
-from ..options import SweepOptions
-from ..options.definition import members
+from ..options import RunOptions, SweepOptions
+from ..options.definition import make_options, members
 from ..options.groups import Settings, TrainingOptions
 from ..parts.local import LocalTraining
 from ..renamed import find_new_field
+from ..runs.files import RUNS, folder_exists, fresh_name
 from .experiment import Experiment, Federations, load_own_data, shorthand_settings
-from .settings import Draft, assign, find_old_setting, walk, with_default_recipe
+from .settings import Draft, assign, find_old_setting, find_settings, with_default_recipe
 
 PER_TASK = "-per-task"
 """How the name of a run ends, before its seed, where true tasks are kept apart."""
@@ -48,10 +52,14 @@ def describe_grid(options: SweepOptions, experiments: Mapping[str, Experiment]) 
     kept = options.given_of(Experiment, TrainingOptions)
     return {
         **{name: plain(value) for name, value in kept.items()},
-        "methods": list_methods(options.methods, "sweep"),
+        "methods": [_name_to_store(method) for method in list_methods(options.methods, "sweep")],
         "seeds": list(dict.fromkeys(experiment.seed for experiment in experiments.values())),
         "set": write_settings(options.set, is_varied=True),
     }
+
+
+def _name_to_store(method: Any) -> str:
+    return method if isinstance(method, str) else methods.label_of(method)
 
 
 def list_methods(methods: Any, name: str) -> list[Any]:
@@ -105,7 +113,7 @@ def _write_value(value: Any) -> str:
 
 
 def grid(
-    names: Sequence[str],
+    names: Sequence[str | AnyMethod],
     base: Experiment,
     seeds: Sequence[int],
     texts: Sequence[str] = (),
@@ -121,7 +129,7 @@ def grid(
     """
     check(bool(names), "the list of methods", list(names), "one method or more")
     check(bool(seeds), "the list of seeds", list(seeds), "one seed or more")
-    chosen = [Variant(_label(name, names), methods.make(name)) for name in names]
+    chosen = [Variant(_label(i, names), methods.make(name)) for i, name in enumerate(names)]
     every_variant = variants(chosen, texts, recipe)
     for one, other in combinations(every_variant, 2):
         if one.label != other.label and one.method == other.method:
@@ -141,10 +149,18 @@ def grid(
     return experiments
 
 
-def _label(name: str, names: Sequence[str]) -> str:
-    """The method's part of a folder's name; files tell classes of one name apart."""
+def _label(number: int, names: Sequence[str | AnyMethod]) -> str:
+    """The method's part of a folder's name.
+
+    Files tell classes of one name apart, and numbers methods that were made in Python.
+    """
+    name = names[number]
     label = methods.label_of(name)
-    labels_of_others = map(methods.label_of, set(names) - {name})
+    if not isinstance(name, str):
+        earlier = [methods.label_of(other) for other in names[:number] if other != name]
+        count = 1 + earlier.count(label)
+        return label if count == 1 else f"{label}-{count}"
+    labels_of_others = [methods.label_of(other) for other in names if other != name]
     if is_file_spec(name) and label in labels_of_others:
         file = Path(name.partition(".py:")[0]).name
         return f"{file}-{label}"
@@ -232,10 +248,70 @@ def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[A
     if renamed is not None:
         parent, part, old = renamed
         key = f"{parent}{find_new_field(type(part), old)}"
-    hints = []
-    for setting in walk(complete):
-        if setting.path == key:
-            return [setting.hint]
-        if setting.path.endswith(f".{key}"):
-            hints.append(setting.hint)
-    return hints
+    return [setting.hint for setting in find_settings(complete, key)]
+
+
+# ---- without a method ----------------------------------------------------------------------------
+
+FOUR_METHODS = ("local", "fedavg", "ca-afp", "grove")
+DATA = "motion"
+"""Built in, and its users are of three kinds: there are groups to be found."""
+SEEDS = (0, 1, 2)
+ROUNDS = 40
+"""Many and short (see EPOCHS): what is coded, and groups, need reports more than epochs."""
+EPOCHS = 1
+BATCH = 32
+LR = 5e-3
+"""Larger than the data set's own, as batches are, which are for three epochs a round."""
+FINETUNE = (0, 3)
+
+
+class FourMethods(NamedTuple):
+    """What ``fedgrove run`` and ``fedgrove.run()`` train where no method is given."""
+
+    options: SweepOptions
+    experiments: dict[str, Experiment]
+    folder: Path
+
+
+def compare_four_methods(options: RunOptions, federations: Federations) -> FourMethods:
+    """Plan the sweep of four methods that a run without a method is."""
+    options.check()
+    # One function takes the lines of one run.
+    check(options.watch is None, "watch", options.watch, "left out without a method")
+    swept = _four_methods_options(options)
+    experiments = make_grid(swept, federations)
+    if len(experiments) > len(FOUR_METHODS) * len(list_seeds(swept.seeds)):
+        raise InputError(
+            f"{spell_option('set')} takes one value without a method; for several, train a sweep "
+            f"of {', '.join(FOUR_METHODS)}."
+        )
+    first = next(iter(experiments.values()))
+    folder = fresh_name(RUNS, f"{'-'.join(FOUR_METHODS)}-{first.data_name}")
+    if options.out is not None:
+        folder = Path(options.out)
+    if folder.exists():
+        raise folder_exists(folder)
+    return FourMethods(swept, experiments, folder)
+
+
+def _four_methods_options(options: RunOptions) -> SweepOptions:
+    """The options of the sweep; those not given are chosen so that there is something to see."""
+    is_scored = options.score_on != 0
+    check(is_scored, "score_on", 0, "1 or more without a METHOD, where accuracies are compared")
+    defaults: dict[str, Any] = {
+        "data": DATA,
+        "rounds": ROUNDS,
+        "finetune": FINETUNE,
+        # Scored at the end only: on the way it would take a third of the time.
+        "evaluate": 0,
+    }
+    # Other data are trained by their own recipe.
+    if "data" not in options.given:
+        defaults |= {"epochs": EPOCHS, "batch": BATCH, "lr": LR}
+    # An option may also be given as a setting: --set lr=0.1, --set local.epochs=2.
+    for text in options.set:
+        defaults.pop(text.partition("=")[0].rpartition(".")[2], None)
+    seeds = (options.seed,) if "seed" in options.given else SEEDS
+    values = {**defaults, **options.given_of(SweepOptions), "methods": FOUR_METHODS, "seeds": seeds}
+    return make_options(SweepOptions, values, "run")

@@ -43,9 +43,9 @@ class Plan:
             recorded[origin.path] = origin.sha256
         return to_toml(self.experiment, recorded)
 
-    def create_folder(self) -> RunFolder:
-        """Make the run folder of the planned experiment."""
-        return RunFolder.create(self.path, self.config)
+    def create_folder(self, reuse: bool = False) -> RunFolder:
+        """Make the run folder of the planned experiment; see :meth:`RunFolder.create`."""
+        return RunFolder.create(self.path, self.config, reuse)
 
     def member(self, folder: RunFolder, watch: Watch = ignore, name: str = "") -> Member:
         """Return the experiment's run, ready for :func:`fedgrove.runs.lockstep.train_together`.

@@ -38,6 +38,8 @@ class Setting(NamedTuple):
     hint: Any
     home: str = ""
     """The module of the method: parts of the user's own are looked for there."""
+    needs_part: bool = False
+    """Whether the name of the field alone does not name it, as ``eps`` of an optimiser."""
 
 
 # ---- the table of allowed types ------------------------------------------------------------------
@@ -321,7 +323,8 @@ def walk(part: Any, path: str = "", home: str = "") -> Iterator[Setting]:
         if not fields[name].metadata.get("settable", True):
             continue
         value = getattr(part, name)
-        yield Setting(path + name, value, type(value) if hint is Any else hint, home)
+        needs_part = fields[name].metadata.get("needs_part", False)
+        yield Setting(path + name, value, type(value) if hint is Any else hint, home, needs_part)
         if dataclasses.is_dataclass(value):
             yield from walk(value, f"{path}{name}.", home)
         elif isinstance(value, tuple):
@@ -394,9 +397,10 @@ class Draft(Generic[M]):
 def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
     """The method with one setting changed; ``text`` is ``key=value``.
 
-    The key is a field of the method, a dotted path, or the end of a path if only one path ends so;
-    if the field holds a part, the value is a part's class name. ``recipe`` stands for ``local`` if
-    the method leaves it to the data set.
+    The key is a field of the method, a dotted path, or the end of a path if only one path ends so.
+    The constants of an optimiser need it in front, as ``optimiser.eps``. If the field holds a part,
+    the value is a part's class name. ``recipe`` stands for ``local`` if the method leaves it to the
+    data set.
 
     >>> from fedgrove.methods import Ditto
     >>> assign(Ditto(), "mu=0.5").pull.mu
@@ -500,19 +504,35 @@ def find_old_setting(method: Any, key: str) -> tuple[str, Any, str] | None:
     return None
 
 
+def find_settings(method: Any, key: str) -> list[Setting]:
+    """Return the settings of a method that a key may name: by its path, or all that end so."""
+    matches = []
+    for setting in walk(method):
+        if setting.path == key:
+            return [setting]
+        needs_more = setting.needs_part and "." not in key
+        if setting.path.endswith(f".{key}") and not needs_more:
+            matches.append(setting)
+    return matches
+
+
 def _find(method: Any, key: str) -> Setting:
-    """Return the setting of a method that a key names, by its path or the end of its path."""
-    settings = {setting.path: setting for setting in walk(method)}
-    if key in settings:
-        return settings[key]
-    matches = [path for path in settings if path.endswith(f".{key}")]
-    if len(matches) > 1:
+    """Return the one setting of a method that a key names."""
+    matches = find_settings(method, key)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        paths = ", ".join(setting.path for setting in matches)
+        raise InputError(f"'{key}' could be any of {paths}; write one of these in full.")
+    name = methods.name_of(method)
+    paths_of_all = [setting.path for setting in walk(method)]
+    ending = [path for path in paths_of_all if path.endswith(f".{key}")]
+    if ending:
         raise InputError(
-            f"'{key}' could be any of {', '.join(matches)}; write one of these in full."
+            f"{name} has no setting '{key}' of its own, only {' and '.join(ending)}; if you mean "
+            "that, write it in full."
         )
-    if not matches:
-        raise unknown(f"setting of {methods.name_of(method)}", key, settings)
-    return settings[matches[0]]
+    raise unknown(f"setting of {name}", key, paths_of_all)
 
 
 def _chosen(setting: Setting, given: Any) -> Any:

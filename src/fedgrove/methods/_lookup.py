@@ -17,16 +17,39 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from ..core import AnyMethod
-from ..errors import InputError, MethodError, unknown
+from ..errors import InputError, MethodError, shown, unknown
 from ..nets import user_files
 
 FUNCTIONS = ("init", "deliver", "plan", "fold", "work")
 """What a method must be able to do (:class:`fedgrove.core.Method`)."""
 FIELDS = {"local": "local: LocalTraining | None = None", "codec": "codec: Codec = Dense()"}
 """The fields that a run sets or reads, and how to write them."""
+RELATED = {
+    "apfl": "ditto",
+    "cfl": "ca-afp",
+    "fedadagrad": "fedavg",
+    "fedadam": "fedavg",
+    "fedavgm": "fedavg",
+    "feddf": "fedkd",
+    "feddyn": "fedprox",
+    "fedmd": "fedkd",
+    "fednova": "fedprox",
+    "fedopt": "fedavg",
+    "fedper": "fedbabu",
+    "fedrep": "fedbabu",
+    "fedyogi": "fedavg",
+    "fjord": "heterofl",
+    "perfedavg": "ditto",
+    "pfedme": "ditto",
+    "qsgd": "fedpaq",
+    "scaffold": "fedprox",
+    "signsgd": "stc",
+}
+"""Well-known methods that are not here, without hyphens, and the method that is nearest in kind:
+against drift, with a personal model or head, for groups, with few bytes, for small devices."""
 
 
 # ---- what is a method ----------------------------------------------------------------------------
@@ -112,7 +135,7 @@ def find(name: str) -> type[Any]:
     'LGFedAvg'
     """
     if name not in _modules():
-        raise unknown("method", name, names())
+        raise unknown("method", name, names(), RELATED)
     module = _imported(name)
     mine = [cls for cls in _method_like(module) if _name_of_class(cls) == name]
     if not mine:
@@ -267,14 +290,17 @@ def _presets_of(cls: type, path: str) -> dict[str, AnyMethod]:
 # ---- as the command line writes a method ---------------------------------------------------------
 
 
-def make(spec: str) -> AnyMethod:
+def make(spec: object) -> AnyMethod:
     """A method as the command line writes it: ``NAME`` with its defaults, or ``NAME:PRESET``.
 
-    Or ``path/file.py:Class``, a user's method; that file is run.
+    Or ``path/file.py:Class``, a user's method; that file is run. A method that was made in Python
+    is returned as it is.
 
     >>> make("ca-afp:paper").phases
     (0, 0, 1)
     """
+    if not isinstance(spec, str):
+        return _check_made(spec)
     if user_files.is_file_spec(spec):
         return _make_own(spec)
     name, colon, preset = spec.partition(":")
@@ -287,12 +313,32 @@ def make(spec: str) -> AnyMethod:
     return available[preset]
 
 
-def label_of(spec: str) -> str:
+def _check_made(method: Any) -> AnyMethod:
+    """Refuse what is neither a method nor the name of one."""
+    if isinstance(method, type):
+        name = method.__name__
+        raise InputError(f"method is the class {name}; make a method of it: {name}().")
+    if isinstance(method, list | tuple):
+        raise InputError(
+            f"method is a {type(method).__name__} of {len(method)}; give one method, or train "
+            "several with fedgrove.sweep."
+        )
+    if not dataclasses.is_dataclass(method):
+        raise InputError(
+            f"method is {shown(method)}; it must be a name, such as 'fedavg', or a method made in "
+            "Python, such as fedgrove.methods.Ditto()."
+        )
+    return cast(AnyMethod, method)
+
+
+def label_of(spec: object) -> str:
     """What :func:`make` takes, as part of a folder's name: some systems allow no colon there.
 
     >>> label_of("ca-afp:paper"), label_of("mine/fedem.py:FedEM"), label_of("x.py:FedEM:two")
     ('ca-afp-paper', 'fedem', 'fedem-two')
     """
+    if not isinstance(spec, str):
+        return name_of(make(spec))
     if not user_files.is_file_spec(spec):
         return spec.replace(":", "-")
     _, name, preset = _split(spec)

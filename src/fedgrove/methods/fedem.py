@@ -262,6 +262,7 @@ class Responsible(Objective):
     """
 
     only_in: ClassVar[str] = "fedem"
+    targets: ClassVar[tuple[str, ...] | None] = ()
     component: int
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:

@@ -256,6 +256,7 @@ class MutualDistillation(Objective):
     """
 
     only_in: ClassVar[str] = "fedkd"
+    targets: ClassVar[tuple[str, ...] | None] = ()
     weight: float = 1.0
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class LogitCalibration(Objective):
     """
 
     only_in: ClassVar[str] = "fedlc"
+    targets: ClassVar[tuple[str, ...] | None] = ()
     tau: float = 1.0
     labels: str = field(default="labels", metadata=NOT_SETTABLE)
 

@@ -235,6 +235,7 @@ class GatedLoss(Objective):
     """
 
     only_in: ClassVar[str] = "pfedgate"
+    targets: ClassVar[tuple[str, ...] | None] = ()
     count: int
     budget: float
 

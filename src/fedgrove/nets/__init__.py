@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, check, first_line, unknown
+from ..errors import InputError, check, first_line, shown, unknown
 from ..renamed import find_old_names
 from . import norms, user_files
 from .layout import named_tensors, probe
@@ -194,6 +194,13 @@ def _make(
                 "set them where you make the module."
             )
         return copy.deepcopy(net)
+    if not isinstance(net, str):
+        what = f"the class {net.__name__}" if isinstance(net, type) else shown(net)
+        made = net.__name__ if isinstance(net, type) else "MyNet"
+        raise InputError(
+            f"net is {what}; it must be a name, such as 'mlp', or a network that is made: "
+            f"net={made}(...), for inputs of the shape {shape} and {classes} outputs."
+        )
     if user_files.is_file_spec(net):
         return user_files.build_user_net(net, shape, classes, options)
     name, _, text = net.partition(":")

@@ -33,6 +33,7 @@ from .groups import (
     EvaluateOption,
     ExchangeOptions,
     MethodArgument,
+    MoreRoundsOption,
     NetOptions,
     OutOption,
     ProgressOption,
@@ -75,7 +76,7 @@ class ExperimentOptions(
 
 
 @option_class
-class OneRunOptions(
+class AnyMethodOptions(
     Options,
     DataDirOption,
     SetOption,
@@ -83,9 +84,20 @@ class OneRunOptions(
     SeedOption,
     EvaluateOption,
     ExperimentOptions,
-    MethodArgument,
 ):
+    """What describes one run of any method."""
+
+
+@option_class
+class OneRunOptions(AnyMethodOptions, MethodArgument):
     """What describes one run, wherever it is trained."""
+
+
+@option_class
+class FourMethodsOptions(
+    WatchOption, ProgressOption, SmokeOption, OutOption, EngineOptions, AnyMethodOptions
+):
+    """Options of ``fedgrove.run`` without a method, for type checkers."""
 
 
 @option_class
@@ -109,7 +121,14 @@ class RerunOptions(TrustOption, RunOptions, PathArgument):
 
 @option_class
 class ResumeOptions(
-    Options, WatchOption, ProgressOption, TrustOption, DataDirOption, EngineOptions, PathArgument
+    Options,
+    WatchOption,
+    ProgressOption,
+    TrustOption,
+    MoreRoundsOption,
+    DataDirOption,
+    EngineOptions,
+    PathArgument,
 ):
     """Options of ``fedgrove.resume``."""
 
@@ -146,8 +165,15 @@ class TrainOptions(Options, WatchOption, EngineOptions):
 class MethodsArgument:
     """Methods: several federated algorithms."""
 
-    methods: str | Sequence[str] = field(
-        metadata=argument(METHOD, "METHOD...", complete="methods", is_repeated=True, checked_as=Any)
+    methods: str | AnyMethod | Sequence[str | AnyMethod] = field(
+        metadata=argument(
+            METHOD,
+            "METHOD...",
+            python=f"{METHOD[:-1]}, a method made in Python, or a list of these.",
+            complete="methods",
+            is_repeated=True,
+            checked_as=Any,
+        )
     )
 
 

@@ -107,6 +107,7 @@ class MethodArgument:
         METHOD,
         "[METHOD]",
         python=f"{METHOD[:-1]}, or a method made in Python.",
+        without="compare local, fedavg, ca-afp and grove",
         complete="methods",
         is_argument=True,
         checked_as=Any,
@@ -462,6 +463,23 @@ class TimeoutOption:
 
 
 @option_group
+class MoreRoundsOption:
+    """Rounds: more than the run was started with.
+
+    Not written to config.toml by itself: it replaces the rounds there.
+    """
+
+    rounds: int | None = option(
+        None,
+        "Continue to this number of rounds, also from the end of a finished run.",
+        "N",
+        without="the rounds of the run",
+        allowed=f"1 to {MOST_ROUNDS}",
+        check=lambda value: 1 <= value <= MOST_ROUNDS,
+    )
+
+
+@option_group
 class EngineOptions(TimeoutOption):
     """Engine: where clients are trained.
 
@@ -506,11 +524,9 @@ class OutOption:
 
     out: str | Path | None = option(
         None,
-        "The run folder to create; an existing folder is never changed. Default: a new folder "
-        "under runs/.",
+        "The run folder to create; an existing folder is never changed.",
         "DIR",
-        python="The run folder to create; an existing folder is never changed. Without it the "
-        "folder is temporary, and Result.save keeps it.",
+        without="a new folder under runs/",
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 DRAWS = "draws"
 """In ``carry["client"]``: the number that augmentation draws from."""
+CONSTANT = {"needs_part": True}
+"""Of a constant of an optimiser's formula: ``--set`` takes it as ``optimiser.eps``. A name such as
+``eps`` alone is as likely to be meant for something else."""
 Number = float | Tensor
 """A setting of an optimiser: a float, or a tensor where the batched engine stacks clients."""
 
@@ -147,9 +150,9 @@ class Adam:
     """
 
     lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta1: float = field(default=0.9, metadata=CONSTANT)
+    beta2: float = field(default=0.999, metadata=CONSTANT)
+    eps: float = field(default=1e-8, metadata=CONSTANT)
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:

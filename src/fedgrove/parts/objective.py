@@ -43,9 +43,10 @@ class Objective(ABC):
     """Whether it learns from the data's targets; False: a term that only adds to such a loss."""
     only_in: ClassVar[str] = ""
     """The one method whose clients have what it needs, by name; empty: all of them."""
-    targets: ClassVar[tuple[str, ...]] = ()
-    """The kinds of targets that it can learn from (``Problem.kind``): "classes", "labels" or
-    "numbers"; empty: any. A run on data with other targets is refused."""
+    targets: ClassVar[tuple[str, ...] | None] = None
+    """The kinds of targets that it can learn from (``Problem.kind``): "classes", "labels",
+    "numbers" or "tasks"; empty: any. A run on data with other targets is refused. None: a loss
+    learns from classes, and a term that is no loss may be added on any data."""
 
     @abstractmethod
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
@@ -108,6 +109,8 @@ class ProblemLoss(Objective):
     :math:`v` -> ``batch.weight``, which is 0 for padding.
     """
 
+    targets: ClassVar[tuple[str, ...] | None] = ()
+
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
         own = carry.get("client", {})
@@ -123,7 +126,7 @@ class CrossEntropy(Objective):
     targets are classes; elsewhere it is refused, since torch would take them for shares.
     """
 
-    targets: ClassVar[tuple[str, ...]] = ("classes",)
+    targets: ClassVar[tuple[str, ...] | None] = ("classes",)
 
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> Loss:
         """The mean over the examples that are not padding."""
@@ -135,12 +138,22 @@ class CrossEntropy(Objective):
 
 def check_fits(objective: Objective, problem: AnyProblem) -> None:
     """Refuse a loss on data whose targets it cannot learn from."""
+    advice = "use ProblemLoss, which is the loss of the data's own problem."
     for term in _terms(objective):
+        name = type(term).__name__
+        # Torch takes numbers for shares of classes, and would train something else without a word.
+        is_undeclared_loss = term.targets is None and term.is_loss
+        if is_undeclared_loss and problem.kind != CLASSES.kind:
+            raise InputError(
+                f"the objective has {name}, a loss that names no targets and so is for classes, "
+                f"and the targets of the data are {problem.name}; if it can learn from these, "
+                f'write targets = ("{problem.kind}",) in the class (is_loss = False if it only '
+                f"adds to a loss), or {advice}"
+            )
         if term.targets and problem.kind not in term.targets:
             raise InputError(
-                f"the objective has {type(term).__name__}, which is for "
-                f"{' or '.join(term.targets)}, and the targets of the data are {problem.name}; use "
-                "ProblemLoss, which is the loss of the data's own problem."
+                f"the objective has {name}, which is for {' or '.join(term.targets)}, and the "
+                f"targets of the data are {problem.name}; {advice}"
             )
 
 

@@ -352,6 +352,23 @@ READABLE = (2, MANIFEST_FORMAT)
 """Formats that are read; others are refused. In format 2 no tree had its own file."""
 
 
+def are_equal_states(one: Any, other: Any) -> bool:
+    """Whether two states of a method are equal to the bit.
+
+    >>> are_equal_states({"w": torch.zeros(2)}, {"w": torch.zeros(2)}), are_equal_states(1, 2)
+    (True, False)
+    """
+    tensors: Tree = {}
+    other_tensors: Tree = {}
+    if state_to_json(one, tensors) != state_to_json(other, other_tensors):
+        return False
+    for number, tensor in tensors.items():
+        alike = other_tensors[number]
+        if tensor.dtype != alike.dtype or not torch.equal(tensor, alike):
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The manifest of a checkpoint."""

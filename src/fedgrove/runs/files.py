@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from ..errors import DamageError, EngineError, InputError, spell_hint, spell_option
+from ..errors import DamageError, EngineError, FolderTakenError, spell_hint, spell_option
 
 CHECKSUMS = "checksums.txt"
 PARTIAL = ".part"
@@ -285,11 +285,14 @@ def read_listed(folder: Path, name: str, checksums: Mapping[str, str]) -> bytes:
 
 # ---- folders -------------------------------------------------------------------------------------
 
+RUNS = Path("runs")
+"""Where runs, sweeps and choices are kept without ``out``: a folder in the current one."""
 
-def folder_exists(path: Path) -> InputError:
+
+def folder_exists(path: Path) -> FolderTakenError:
     """Return the error for a run folder that exists already."""
     resume = spell_hint(f"fedgrove resume {path}", f"fedgrove.resume({str(path)!r})")
-    return InputError(
+    return FolderTakenError(
         f"the run folder {path} exists; runs are never overwritten. Give a different "
         f"{spell_option('out')}, or resume it with: {resume}"
     )

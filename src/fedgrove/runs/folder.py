@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,7 @@ from ..errors import (
     InputError,
     is_plain_text,
     not_a_run,
+    spell_option,
 )
 from ..report.tables import SHARED, name_old_scores
 from ..trees import Tree
@@ -54,12 +56,16 @@ from .checkpoint import (
     versions_of,
 )
 from .files import CHECKSUMS, PARTIAL, cannot_write, damaged, write_bytes
+from .lock import LOCK_FILE, locked
 from .memory import decode_tree, encode_tree, read_named_tree, write_named_tree
 from .model import PREPARATION_FILE, PREPARATION_FORMAT, describe_clients
 from .run import Run
 from .summary import Delivery
 
 METRICS = "metrics.jsonl"
+REPORT = "report.html"
+NEXT_CONFIG = "config.next.toml"
+"""The config.toml to come, while :meth:`RunFolder.replace_config` runs."""
 CHECKPOINT = "checkpoint"
 """The folder of states and of what clients remember, within a run folder."""
 SYNC_EVERY = 10.0
@@ -68,6 +74,49 @@ SYNC_EVERY = 10.0
 Only such a one is kept as the previous one. So a power cut, after which newer files may be empty,
 costs no more than these seconds and a round.
 """
+
+
+def has_nothing_saved(path: Path) -> bool:
+    """Whether a folder is empty, or of a run that stopped before its first checkpoint.
+
+    Nothing else may be in it.
+    """
+    if not path.is_dir():
+        return False
+    names = {name for name in os.listdir(path) if not name.endswith(PARTIAL)} - {LOCK_FILE}
+    if not names:
+        return True
+    if not names <= {"config.toml", CHECKSUMS, METRICS, CHECKPOINT, REPORT}:
+        return False
+    try:
+        # It lists more at the end of a run; another file of this name is not ours.
+        is_begun = files.read_checksums(path).keys() == {"config.toml"}
+    except DamageError:
+        return False
+    begun_checkpoint = path / CHECKPOINT
+    has_checkpoint = begun_checkpoint.exists() and not all(
+        map(_is_of_checkpoint, os.listdir(begun_checkpoint))
+    )
+    # Without its checkpoint, a run of several rounds is damaged, and not new.
+    metrics = path / METRICS
+    has_rounds = metrics.exists() and files.read_bytes(metrics).count(b"\n") > 1
+    return is_begun and not has_checkpoint and not has_rounds
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    """Whether a file of a checkpoint counts for nothing without a manifest."""
+    return name.startswith(("state.", "client-", f"{STEM}.")) or name.endswith(PARTIAL)
+
+
+def _clear(path: Path) -> None:
+    """Delete what a run left that saved nothing, but for the lock."""
+    try:
+        shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
+        for each in path.iterdir():
+            if each.name != LOCK_FILE:
+                each.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 class RunFolder:
@@ -87,12 +136,13 @@ class RunFolder:
         self._paths: dict[str, Path] = {}
 
     @classmethod
-    def create(cls, path: Path, config: str) -> RunFolder:
+    def create(cls, path: Path, config: str, reuse: bool = False) -> RunFolder:
         """Make a new run folder.
 
         Args:
             path: The folder, which must not exist.
             config: The content of config.toml.
+            reuse: Whether the folder may be that of a run that saved nothing.
 
         Raises:
             InputError: The folder exists or cannot be made.
@@ -100,7 +150,11 @@ class RunFolder:
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise files.folder_exists(path) from None
+            if not (reuse and has_nothing_saved(path)):
+                raise files.folder_exists(path) from None
+            # The process that made it may still be at its first round.
+            with locked(path):
+                _clear(path)
         except OSError as error:
             raise InputError(
                 f"the run folder {path} cannot be made: {error.strerror or error}."
@@ -132,8 +186,15 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Return a folder that has a run; another one raises :class:`InputError`."""
         if not (path / "config.toml").is_file():
+            if has_nothing_saved(path) and any(path.iterdir()):
+                raise InputError(
+                    f"{path} has nothing of a run yet: its process ended before config.toml was "
+                    f"written; start the run again with {spell_option('out', str(path))}."
+                )
             raise not_a_run(path)
-        return cls(path)
+        folder = cls(path)
+        folder._take_next_config()
+        return folder
 
     def _inside(self, name: str) -> Path:
         # Checked once: it looks at every folder above, and a round uses these paths a dozen times.
@@ -197,8 +258,53 @@ class RunFolder:
         if summary["rounds"] > done:
             reason = f"rounds is {summary['rounds']}, and the checkpoint is of round {done}"
             raise damaged(path, reason)
-        if manifest.content["config"] != self._config_checksum():
+        if not self._is_of_this_run(manifest):
             raise damaged(path, f"{self._latest} belongs to a run with a different config.toml")
+
+    def _is_of_this_run(self, manifest: Manifest) -> bool:
+        """Whether a checkpoint was made under the run's config.toml, or for the one to come."""
+        content = manifest.content
+        return self._config_checksum() in (content["config"], content.get("config_before"))
+
+    def replace_config(self, config: str) -> None:
+        """Go on under another config.toml, for more rounds; a finished run is unfinished then.
+
+        Whenever the process is killed, the folder is a run that can be resumed: the one that it
+        was, or the longer one.
+
+        Raises:
+            DamageError: The last checkpoint cannot be used. Nothing was changed.
+        """
+        manifest = None
+        lines = self._read_lines()
+        if lines or self._latest.exists():
+            manifest, _ = self._check_manifest(self._latest, lines)
+        before = self._config_checksum()
+        after = files.compute_checksum(config.encode())
+        try:
+            # First of all: with its result, it would be the result of another number of rounds.
+            (self.path / "summary.json").unlink(missing_ok=True)
+            write_bytes(self._inside(NEXT_CONFIG), config.encode(), sync=True)
+            if manifest is not None:
+                content = {**manifest.content, "config": after, "config_before": before}
+                write_bytes(self._latest, Manifest(content).text, sync=True)
+                # It knows nothing of the new config.toml.
+                self._previous.unlink(missing_ok=True)
+            # From this rename on the new config.toml counts.
+            checksums = files.format_checksums({"config.toml": after})
+            write_bytes(self._inside(CHECKSUMS), checksums, sync=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        self._take_next_config()
+
+    def _take_next_config(self) -> None:
+        """Finish :meth:`replace_config`, also where its process was killed."""
+        path = self.path / NEXT_CONFIG
+        # Somebody who looks at the folder may finish it first.
+        with suppress(OSError, DamageError):
+            is_due = files.compute_checksum(path.read_bytes()) == self._config_checksum()
+            if is_due:
+                os.replace(path, self.path / "config.toml")
 
     # ---- metrics ---------------------------------------------------------------------------------
 
@@ -364,8 +470,7 @@ class RunFolder:
         checkpoint = self._checkpoint
         left_over = []
         for name in os.listdir(checkpoint) if checkpoint.is_dir() else ():
-            is_ours = name.startswith(("state.", "client-", f"{STEM}."))
-            if (is_ours and name not in names) or name.endswith(PARTIAL):
+            if _is_of_checkpoint(name) and name not in names:
                 left_over.append(checkpoint / name)
         # Not glob(), which takes as long as to delete ten files.
         left_over += [self.path / name for name in os.listdir(self.path) if name.endswith(PARTIAL)]
@@ -478,7 +583,7 @@ class RunFolder:
     def _check_manifest(self, path: Path, lines: list[bytes]) -> tuple[Manifest, bytes]:
         """Read a manifest; all its files, and the metrics that it counts, are what was written."""
         manifest = read_manifest(path)
-        if manifest.content["config"] != self._config_checksum():
+        if not self._is_of_this_run(manifest):
             raise damaged(
                 path, f"it belongs to a run with a different config.toml, not to {self.path}"
             )

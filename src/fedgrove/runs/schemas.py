@@ -373,6 +373,7 @@ class ManifestContent(_Content):
     trees: list[FileName] = []
     memory: dict[Client, Version]
     memory_elsewhere: dict[Client, Version] = {}
+    config_before: Digest | None = None
 
 
 class KnownMasks(_Content):

@@ -52,6 +52,7 @@ class MaskedLoss(Objective):
     """
 
     only_in: ClassVar[str] = "heterofl"
+    targets: ClassVar[tuple[str, ...] | None] = ()
     loss: Objective
 
     def begin(self, params: Tree, carry: Carry) -> Tree:
