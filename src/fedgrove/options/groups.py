@@ -557,7 +557,8 @@ class DryRunOption:
 
     dry_run: bool = option(
         False,
-        "Print the complete configuration and the cost, and train nothing.",
+        "Print the complete configuration and the cost; nothing is kept. Of a single run with coded "
+        "messages, train at most five rounds to measure them.",
         only="command line",
     )
 
