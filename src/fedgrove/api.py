@@ -19,7 +19,7 @@ from . import engines, methods
 from .config import sweep as sweeps
 from .config.assemble import look_further, make_experiment
 from .config.comparison import Comparison, compare_runs
-from .config.cost import estimate_costs
+from .config.cost import estimate_costs, forecast_work
 from .config.experiment import Experiment, Federations
 from .config.grid import PER_TASK, compare_four_methods, describe_grid, make_grid
 from .config.plan import Plan, made_here, plan
@@ -373,6 +373,16 @@ def _title(planned: Plan, folder: RunFolder) -> str:
     )
 
 
+def _forecast(planned: Plan, engine: Engine) -> Callable[[], list[float]] | None:
+    """What finds how the work of a run is spread over its rounds; None: nothing can."""
+    net = planned.experiment.net
+    # Flower has threads of its own, which a forked process would not have.
+    is_elsewhere = planned.run.federation.elsewhere or engine.name == "flower"
+    if net is None or is_elsewhere or planned.run.per_task:
+        return None
+    return partial(forecast_work, planned.run, net)
+
+
 def _finish(
     planned: Plan,
     folder: RunFolder,
@@ -399,7 +409,8 @@ def _finish(
     try:
         past = folder.metrics_to_show()
         title = _title(planned, folder)
-        with show_progress(rounds, past, quiet=not progress, title=title) as show:
+        show_all = partial(show_progress, rounds, past, quiet=not progress, title=title)
+        with show_all(forecast=_forecast(planned, engine)) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)

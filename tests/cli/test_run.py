@@ -309,3 +309,25 @@ def test_each_task_is_exported_with_its_own_outputs(
     capsys.readouterr()
     assert main(["export", "other", "--client", "3"]) == 0
     assert "`(batch, 2)`" in (here / "other/export/client-00003.onnx.md").read_text()
+
+
+def test_a_dry_run_tries_coded_messages_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "digits", "--clients", "3", "--cohort", "2", "--rounds", "2"]
+    assert main(["run", "stc", *words, "--dry-run", "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert list(tmp_path.iterdir()) == []
+    assert main(["run", "stc", *words, "--dry-run"]) == 0
+    assert "up, expected" in capsys.readouterr().out
+    assert main(["run", "fedavg", *words, "--dry-run"]) == 0
+    assert "expected" not in capsys.readouterr().out
+    assert main(["run", "stc", *words, "--out", "run", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert cost["trial_rounds"] == 2
+    assert (cost["expected_up"], cost["expected_down"]) == (
+        summary["bytes_up"],
+        summary["bytes_down"],
+    )
+    assert cost["bytes_up"] > 5 * summary["bytes_up"]

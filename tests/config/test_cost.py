@@ -9,11 +9,18 @@ from tests.contract import small
 import fedgrove
 from fedgrove import methods
 from fedgrove.api import train
-from fedgrove.config.cost import estimate_cost, estimate_run_cost
+from fedgrove.config import cost as cost_module
+from fedgrove.config.cost import (
+    estimate_cost,
+    estimate_run_cost,
+    expect_bytes,
+    forecast_work,
+)
 from fedgrove.config.experiment import Experiment, Federations
-from fedgrove.config.plan import plan
+from fedgrove.config.plan import Plan, plan
 from fedgrove.core import ClientInfo, Give, Outcome, Packet, Report, Task
 from fedgrove.data.devices import Steps
+from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, LGFedAvg, Local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -224,3 +231,47 @@ def test_an_exchange_before_the_rounds_is_no_round_of_a_device() -> None:
     assert device["macs"]["min"] > plain["macs"]["min"]
     # 3 devices do all that is done but for the asking of the 2 others
     assert 3 * device["bytes_up"]["median"] <= asks["bytes_up"] <= 3.2 * device["bytes_up"]["max"]
+
+
+# ---- the work of each round, and what a trial shows ----------------------------------------------
+
+
+def planned_digits(method: Any, **words: Any) -> Plan:
+    words = {"data": "digits", "clients": 5, "cohort": 3, "rounds": 3} | words
+    return plan(Experiment(method, **words), Path(), Federations())
+
+
+def test_the_work_of_rounds_is_that_of_their_phases() -> None:
+    planned = planned_digits(FedAvg(), finetune=(0, 2))
+    assert planned.experiment.net is not None
+    *rounds, tuning = forecast_work(planned.run, planned.experiment.net)
+    assert len(rounds) == 3
+    assert max(rounds) < 3 * min(rounds)
+    examples = sum(planned.run.federation.info(client).examples for client in range(5))
+    # Two epochs over all examples; a gradient counts as three forward passes.
+    assert tuning == 3 * planned.run.net.layout.macs * 2 * examples
+    # SAFL's first stage trains its clients for many more epochs.
+    words = {"net": "bn-cnn2:width=4", "rounds": 6}
+    planned = planned_digits(methods.make("safl"), **words)
+    *rounds, tuning = forecast_work(planned.run, planned.experiment.net or "")
+    assert rounds[0] > 5 * rounds[-1]
+    assert tuning == 0
+
+
+@pytest.mark.parametrize("name", ["stc", "grove", "fedpaq", "ca-afp"])
+def test_a_trial_expects_the_bytes_of_coded_messages(name: str) -> None:
+    for rounds, error in ((3, 0.0), (8, 0.1)):
+        planned = planned_digits(methods.make(name), rounds=rounds)
+        found = expect_bytes(planned, Federations(), Serial())
+        result = train(planned.experiment, engine="serial")
+        for direction in ("up", "down"):
+            sent = result.summary[f"bytes_{direction}"]
+            assert found[f"expected_{direction}"] == pytest.approx(sent, rel=error)
+    assert found["trial_rounds"] == 5
+
+
+def test_what_is_not_coded_or_takes_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    federations = Federations()
+    assert expect_bytes(planned_digits(FedAvg()), federations, Serial()) == {}
+    monkeypatch.setattr(cost_module, "TRIAL_WORK", 1.0)
+    assert expect_bytes(planned_digits(methods.make("stc")), federations, Serial()) == {}

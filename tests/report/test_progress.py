@@ -1,7 +1,9 @@
 """The lines a person sees, from the lines a run writes."""
 
 import io
+import multiprocessing
 import sys
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -169,3 +171,63 @@ def test_a_page_without_rounds_and_one_of_many_runs_open() -> None:
     assert many.count("<tr>") == MOST_ROWS + 1
     one = status_page("x", [replace(STATUS, scores=long, traffic=long)])
     assert len(one) < 100_000
+
+
+# ---- a forecast ----------------------------------------------------------------------------------
+
+
+def wait_for_answer(work: progress._Work) -> None:
+    for _ in range(1000):
+        work.take()
+        if work._process is None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the process of the forecast did not answer")
+
+
+def test_a_forecast_weighs_rounds_by_their_work() -> None:
+    work = progress._Work(4, lambda: [90.0, 6.0, 6.0, 0.0, 8.0])
+    # Before: four equal rounds.
+    assert work.share_ahead(0, 1) == 3
+    work.ask()
+    wait_for_answer(work)
+    # (6 + 6 + 0 + 8) / 90; resumed after the first round: (6 + 0 + 8) / 6; at the end: 8 / 102.
+    assert work.share_ahead(0, 1) == pytest.approx(20 / 90)
+    assert work.share_ahead(1, 2) == pytest.approx(14 / 6)
+    assert work.share_ahead(0, 4) == pytest.approx(8 / 102)
+
+
+def test_a_forecast_that_fails_leaves_rounds_alike() -> None:
+    def fail() -> list[float]:
+        raise ValueError
+
+    work = progress._Work(4, fail)
+    work.ask()
+    wait_for_answer(work)
+    assert work.share_ahead(0, 1) == 3
+
+
+def test_only_a_long_run_is_forecast_and_its_process_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [100.0]
+
+    def now() -> float:
+        # Waiting ends only where time passes.
+        clock[0] += 1e-6
+        return clock[0]
+
+    monkeypatch.setattr(progress.time, "monotonic", now)
+
+    def train(seconds: float) -> int:
+        with show_progress(4, forecast=lambda: [time.sleep(60)]) as watch:  # type: ignore[func-returns-value]
+            clock[0] += seconds
+            watch(LINE)
+            count = len(multiprocessing.active_children())
+        assert multiprocessing.active_children() == []
+        return count
+
+    # Four rounds of 14 s are less than a minute, and of 16 s more.
+    assert train(14.0) == 0
+    assert train(16.0) == 1
+    assert "16 s  48 s left" in capsys.readouterr().err

@@ -89,6 +89,7 @@ def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust
     with show_status("loading torch", quiet=options.json) as say:
         from .. import api
         from ..config.assemble import make_experiment
+        from ..config.cost import expect_bytes
         from ..config.experiment import Federations
         from ..config.plan import plan
 
@@ -98,7 +99,11 @@ def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust
     if options.smoke:
         return _run_quickly(experiment, federations, options)
     if options.dry_run:
-        return _print_plan(plan(experiment, Path(), federations), options.json)
+        planned = plan(experiment, Path(), federations)
+        says = show_status("trying the first rounds", quiet=options.json)
+        with api.open_engine(options) as engine, says:
+            expected = expect_bytes(planned, federations, engine)
+        return _print_plan(planned, expected, options.json)
     _show(api.train_kept(experiment, federations, options), options.json)
 
 
@@ -141,13 +146,13 @@ def _run_quickly(
     print(f"{name} works: {small.rounds} rounds, {len(small.data.clients)} clients, {kept}.")
 
 
-def _print_plan(planned: Plan, as_json: bool) -> None:
-    """Print the complete configuration and the cost."""
+def _print_plan(planned: Plan, expected: Mapping[str, int], as_json: bool) -> None:
+    """Print the complete configuration and the cost, with the bytes that a trial expects."""
     import tomllib
 
     from ..config.cost import estimate_plan_cost, print_cost
 
-    cost = estimate_plan_cost(planned)
+    cost = {**estimate_plan_cost(planned), **expected}
     if as_json:
         print(json.dumps({"config": tomllib.loads(planned.config), "cost": cost}, indent=1))
     else:

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -16,12 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from .. import methods
-from ..core import AnyMethod, ClientInfo, Measure, Report, Task, Train, count_paper_bytes
+from ..core import (
+    GRADIENT_PASSES,
+    AnyMethod,
+    ClientInfo,
+    Engine,
+    Measure,
+    Report,
+    Task,
+    Train,
+    count_paper_bytes,
+)
 from ..data import ClientData, Defaults, Examples, Federation
 from ..data.devices import BandwidthTraces, read_devices
 from ..data.federation import LazyClients
 from ..engines.work import Computed, find_pass, run_stages
-from ..errors import InputError, check, spell_option
+from ..errors import FedgroveError, InputError, check, spell_option
 from ..nets import check_size
 from ..options import CostOptions, ExperimentOptions
 from ..options.groups import EvaluateOption, SeedOption
@@ -31,6 +42,7 @@ from ..report.tables import format_bytes, format_duration, format_kilobytes, or_
 from ..report.terminal import Cell, Column, print_pairs, print_rows
 from ..runs.clock import DIGITS, Times, times
 from ..runs.files import NAME_DIGITS
+from ..runs.lockstep import train_alone
 from ..runs.memory import Memory, make_version
 from ..runs.rounds import count_exchanges
 from ..runs.rounds import plan as plan_tasks
@@ -215,18 +227,7 @@ def estimate_cost(
     check_size(shape, classes)
     local = method.local or recipe or LocalTraining()
     federation = _stand_in_federation(shape, classes, clients, cohort, rounds, info)
-    with tempfile.TemporaryDirectory() as scratch:
-        run = build(
-            _quick(method, local),
-            federation,
-            Memory(Path(scratch)),
-            net=net,
-            rounds=rounds,
-            cohort=cohort,
-            seed=seed,
-            freeze=freeze,
-        )
-        played = _play(run, replace_recipe(method, local), trace)
+    run, played = _play_with_zeros(method, local, federation, trace, net, seed, freeze)
     layout = run.net.layout
     paper = count_paper_bytes(method, run.net, clients, cohort, rounds)
     # Four bytes per parameter, down and up.
@@ -265,6 +266,127 @@ def estimate_run_cost(run: Run, net: str | nn.Module) -> dict[str, Any]:
         seed=run.seed,
         freeze=run.frozen,
     )
+
+
+def play_run(run: Run, net: str | nn.Module) -> Played:
+    """Play a run that was built, with clients of a few zeros in place of its own."""
+    local = run.method.local or make_recipe(run.federation.defaults)
+    shape = run.federation.shape
+    federation = _stand_in_federation(
+        shape,
+        run.federation.classes,
+        len(run.infos),
+        run.cohort,
+        run.rounds,
+        run.federation.info,
+    )
+    _, played = _play_with_zeros(
+        run.method, local, federation, run.federation.trace, net, run.seed, run.frozen
+    )
+    return played
+
+
+def forecast_work(run: Run, net: str | nn.Module) -> list[float]:
+    """Return the multiply-accumulates of each round of a run, and last those of fine-tuning.
+
+    Phases of a method may take many times as long as others: the progress line needs to know.
+    """
+    work = play_run(run, net).work
+    epochs = max(run.finetune)
+    examples = sum(run.federation.info(client).examples for client in run.served)
+    tuning = GRADIENT_PASSES * run.net.layout.macs * epochs * examples
+    return [*(float(work[number]) for number in range(run.rounds)), float(tuning)]
+
+
+def _play_with_zeros(
+    method: AnyMethod,
+    local: LocalTraining,
+    federation: Federation,
+    trace: BandwidthTraces | None,
+    net: str | nn.Module,
+    seed: int,
+    freeze: float,
+) -> tuple[Run, Played]:
+    """Play a method on a federation of stand-ins."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = build(
+            _quick(method, local),
+            federation,
+            Memory(Path(scratch)),
+            net=net,
+            seed=seed,
+            freeze=freeze,
+        )
+        return run, _play(run, replace_recipe(method, local), trace)
+
+
+# ---- what coded messages will be -----------------------------------------------------------------
+
+TRIAL_ROUNDS = 5
+TRIAL_WORK = 1e11
+"""Multiply-accumulates of a trial: about half a minute on two cores."""
+
+
+def expect_bytes(planned: Plan, federations: Federations, engine: Engine) -> dict[str, int]:
+    """Train the first rounds of a run with coded messages, and expect the bytes of all its rounds.
+
+    How long such messages are follows from their values, which only training shows. Later rounds
+    are expected to send as large a share of their upper bound as the last round that was tried.
+
+    Returns:
+        ``expected_up``, ``expected_down`` and ``trial_rounds``; nothing for a method whose messages
+        are not coded, or whose first round would take too long.
+    """
+    if isinstance(planned.run.method.codec, Dense):
+        return {}
+    net = planned.experiment.net
+    assert net is not None, "a plan has nothing left open"
+    played = play_run(planned.run, net)
+    rounds = 0
+    work = 0
+    while rounds < min(TRIAL_ROUNDS, planned.run.rounds):
+        work += played.work[rounds]
+        if work > TRIAL_WORK:
+            break
+        rounds += 1
+    if not rounds:
+        return {}
+    try:
+        sent = _try_rounds(planned.experiment, rounds, federations, engine)
+    except FedgroveError:
+        # The run itself will say so; its bounds are known.
+        return {}
+    expected = {}
+    for direction in ("up", "down"):
+        bound = played.bytes_by_round[direction]
+        ahead = sum(bound[number] for number in range(rounds, planned.run.rounds))
+        share = sent[direction][rounds - 1] / max(1, bound[rounds - 1])
+        expected[f"expected_{direction}"] = round(sent[direction].total() + share * ahead)
+    return {**expected, "trial_rounds": rounds}
+
+
+def _try_rounds(
+    experiment: Experiment, rounds: int, federations: Federations, engine: Engine
+) -> dict[str, Counter[int]]:
+    """The bytes of the first rounds by direction and round; nothing is scored or kept."""
+    sent: dict[str, Counter[int]] = {"up": Counter(), "down": Counter()}
+
+    class Enough(Exception):
+        """The rounds of the trial are over."""
+
+    def watch(line: Mapping[str, Any]) -> None:
+        # An exchange that completes no round belongs to the round that it comes before.
+        number = line["round"] - line["counts"]
+        for direction, count in sent.items():
+            count[number] += line[f"bytes_{direction}"]
+        if line["round"] >= rounds:
+            raise Enough
+
+    unscored = replace(experiment, evaluate=0, score_on=0)
+    with tempfile.TemporaryDirectory() as scratch, suppress(Enough):
+        planned = plan(unscored, Path(scratch) / "run", federations)
+        train_alone(planned.member(planned.create_folder(), watch), engine)
+    return sent
 
 
 def _stand_in_federation(
@@ -319,10 +441,18 @@ class Played:
     """On the virtual clock."""
     devices: dict[int, Counter[str]] = field(default_factory=dict)
     """By device: rounds, bytes_up, bytes_down, macs and seconds so far."""
+    work: Counter[int] = field(default_factory=Counter)
+    """By round: the multiply-accumulates of its exchanges."""
+    bytes_by_round: dict[str, Counter[int]] = field(
+        default_factory=lambda: {"up": Counter(), "down": Counter()}
+    )
 
-    def add(self, client: int, costs: MessageCosts, macs: int, taken: Times) -> None:
-        """Count one task of a device in the estimated cost."""
+    def add(self, number: int, client: int, costs: MessageCosts, macs: int, taken: Times) -> None:
+        """Count one task of a device in the estimated cost; ``number`` is that of the round."""
         self.sent.add(costs)
+        self.work[number] += macs
+        for direction, parts in costs.items():
+            self.bytes_by_round[direction][number] += sum(parts.values())
         totals = self.devices.setdefault(client, Counter())
         for direction, parts in costs.items():
             totals[f"bytes_{direction}"] += sum(parts.values())
@@ -386,7 +516,7 @@ def _play(run: Run, method: AnyMethod, trace: BandwidthTraces | None) -> Played:
                 macs=macs,
                 bytes_up=sum(known.costs["up"].values()),
             )
-            played.add(task.to, known.costs, macs, taken)
+            played.add(state.round, task.to, known.costs, macs, taken)
             slowest = max(slowest, taken.total)
             run.memory.accept(task.to, known.report.memory)
             answers.append(replace(known.report, of=task.to, examples=info.examples))
@@ -477,6 +607,13 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
         ("clients, cohort, rounds", f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"),
         ("up, at most", format_bytes(cost["bytes_up"])),
         ("down, at most", format_bytes(cost["bytes_down"])),
+    ]
+    if "trial_rounds" in cost:
+        tried = f"by a trial of {cost['trial_rounds']} rounds"
+        for name in ("up", "down"):
+            expected = format_bytes(cost[f"expected_{name}"])
+            pairs.append((f"{name}, expected", f"{expected} ({tried})"))
+    pairs += [
         ("paper's own count", paper),
         ("parameters", f"{cost['params']:,}"),
         ("multiply-accumulates", f"{cost['macs']:,} per sample"),

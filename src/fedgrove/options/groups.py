@@ -589,7 +589,8 @@ class DryRunOption:
 
     dry_run: bool = option(
         False,
-        "Print the complete configuration and the cost, and train nothing.",
+        "Print the complete configuration and the cost; nothing is kept. A single run with coded "
+        "messages trains at most five rounds to measure them.",
         only="command line",
     )
 

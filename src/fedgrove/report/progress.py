@@ -7,11 +7,15 @@ elsewhere, as in a log file. What ``watch`` shows is read from the run folder by
 
 from __future__ import annotations
 
+import multiprocessing as mp
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from html import escape
 from typing import Any
 
@@ -20,15 +24,17 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from ..notebook import is_notebook
+from ..seeds import single_thread
 from .charts import Chart, Series, draw_xy, thin_out
 from .page import Page
 from .tables import (
@@ -60,6 +66,76 @@ OVER = ("finished", "stopped", "failed")
 # ---- while a run trains --------------------------------------------------------------------------
 
 
+Forecast = Callable[[], Sequence[float]]
+"""Finds the work of each round of a run in any unit, and last that of its end."""
+FORECAST_FROM = 60.0
+"""Seconds that a run must seem to take for its forecast to be worth a process."""
+
+
+class _Work:
+    """How the work of a run is spread over its rounds, found by a process of its own.
+
+    Some methods have phases of which a round takes fifty times as long as in others. To find them
+    takes seconds, and draws from torch's generator, so it is not done where the run trains. While
+    nothing is known, and where processes cannot be forked, all rounds count alike.
+    """
+
+    def __init__(self, rounds: int, forecast: Forecast | None) -> None:
+        self.by_round: Sequence[float] = [1.0] * rounds
+        self._forecast = forecast
+        self._process: Any = None
+        self._answer: Any = None
+
+    def ask(self) -> None:
+        """Start the process, the first time."""
+        if self._forecast is None:
+            return
+        forecast = self._forecast
+        self._forecast = None
+        has_fork = "fork" in mp.get_all_start_methods()
+        if not has_fork or sys.platform == "darwin":
+            return
+        context = mp.get_context("fork")
+        self._answer, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_answer, args=(forecast, theirs), daemon=True)
+        with warnings.catch_warnings():
+            # Python 3.12 warns of locks that threads hold. The process that hangs is killed below.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def take(self) -> None:
+        """Take the answer, if it has come."""
+        if self._answer is None or not self._answer.poll():
+            return
+        # The pipe is closed without an answer if the process failed.
+        with suppress(EOFError):
+            self.by_round = self._answer.recv()
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._answer.close()
+        self._process = None
+        self._answer = None
+
+    def share_ahead(self, first: int, now: int) -> float:
+        """The work after round ``now``, as a multiple of that since round ``first``."""
+        done = sum(self.by_round[first:now])
+        return sum(self.by_round[now:]) / done if done else float(len(self.by_round[now:]))
+
+
+def _answer(forecast: Forecast, pipe: Any) -> None:
+    """In the process of a forecast: find it and send it."""
+    # Interruptions of the run are not for this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(Exception), single_thread():
+        pipe.send(list(forecast()))
+
+
 @dataclass
 class _Totals:
     """The sums over the lines of metrics.jsonl so far."""
@@ -67,17 +143,30 @@ class _Totals:
     rounds: int
     """The rounds of the whole run."""
     started: float
+    work: _Work
     bytes: int = 0
     round: int = 0
     score: str = ""
     first: int = 0
     """The last round before this process: rounds before a resume took no time now."""
+    at: float = 0.0
+    """When the last line came."""
 
     def add(self, line: Line) -> None:
         self.bytes += line["bytes_up"] + line["bytes_down"]
         self.round = line["round"]
         # A round that scores no client has no score; the last known one stays.
         self.score = describe_score(line) or self.score
+        self.at = time.monotonic()
+        if self.seconds_left() + self.at - self.started >= FORECAST_FROM:
+            self.work.ask()
+        self.work.take()
+
+    def seconds_left(self) -> float:
+        """How long the rest will take, counted from the last line; 0 before the first round."""
+        if self.round <= self.first:
+            return 0.0
+        return (self.at - self.started) * self.work.share_ahead(self.first, self.round)
 
     @property
     def is_trained(self) -> bool:
@@ -94,10 +183,8 @@ class _Totals:
         """Return all progress in one line."""
         spent = time.monotonic() - self.started
         line = f"round {self.round}/{self.rounds}  {self.describe()}  {spent:.0f} s"
-        done = self.round - self.first
-        if done:
-            left = spent / done * (self.rounds - self.round)
-            line += f"  {left:.0f} s left"
+        if self.round > self.first:
+            line += f"  {self.seconds_left():.0f} s left"
         if self.is_trained:
             line += "; fine-tuning and scoring"
         return line
@@ -139,7 +226,11 @@ def _format_mean(scores: Scores) -> str:
 
 @contextmanager
 def show_progress(
-    rounds: int, past: Sequence[Line] = (), quiet: bool = False, title: str = ""
+    rounds: int,
+    past: Sequence[Line] = (),
+    quiet: bool = False,
+    title: str = "",
+    forecast: Forecast | None = None,
 ) -> Iterator[Callable[[Line], None]]:
     """Show the progress of a run; yield a function to call with each new line.
 
@@ -148,27 +239,49 @@ def show_progress(
         past: The lines from before a resume.
         quiet: Whether nothing is shown.
         title: The first line of a log, because the first round may take long.
+        forecast: Finds how much work each round is, for the time left of a long run.
     """
-    totals = _Totals(rounds, time.monotonic())
+    work = _Work(rounds, None if quiet else forecast)
+    totals = _Totals(rounds, time.monotonic(), work)
+    # No time was spent on them now.
+    totals.first = max((line["round"] for line in past), default=0)
     for line in past:
         totals.add(line)
-    totals.first = totals.round
-    if quiet:
-        # Callers need not know: there is a function to call in any case.
-        yield totals.add
-    elif is_notebook():
-        with _show_in_notebook(totals) as take:
-            yield take
-    elif is_live_terminal(sys.stderr):
-        with _make_bar() as bar:
-            yield _show_in_bar(bar, totals)
-    else:
-        if title:
-            print(title, file=sys.stderr, flush=True)
-        yield _print_lines(totals)
+    try:
+        if quiet:
+            # Callers need not know: there is a function to call in any case.
+            yield totals.add
+        elif is_notebook():
+            with _show_in_notebook(totals) as take:
+                yield take
+        elif is_live_terminal(sys.stderr):
+            with _make_bar(totals) as bar:
+                yield _show_in_bar(bar, totals)
+        else:
+            if title:
+                print(title, file=sys.stderr, flush=True)
+            yield _print_lines(totals)
+    finally:
+        work.stop()
 
 
-def _make_bar() -> Progress:
+class _TimeLeft(ProgressColumn):
+    """The time left, counted down from the last line."""
+
+    def __init__(self, totals: _Totals) -> None:
+        super().__init__()
+        self._totals = totals
+
+    def render(self, task: Task) -> Text:
+        """Return it as h:mm:ss."""
+        left = self._totals.seconds_left()
+        if not left:
+            return Text("-:--:--", style="progress.remaining")
+        left = max(0.0, left - (time.monotonic() - self._totals.at))
+        return Text(str(timedelta(seconds=round(left))), style="progress.remaining")
+
+
+def _make_bar(totals: _Totals) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         # As wide as the rest leaves: a bar of a fixed width would cut the numbers next to it.
@@ -176,7 +289,7 @@ def _make_bar() -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[text]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        _TimeLeft(totals),
     )
     # On stderr, because stdout is for results; transient, so that nothing stays behind.
     return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
