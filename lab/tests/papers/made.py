@@ -64,6 +64,10 @@ def done() -> dict[str, dict[str, Any] | None]:
     }
 
 
+STUDENT_T = {3: 4.302653, 10: 2.262157}
+"""The 97.5 % quantile of Student's t by the number of seeds, of one degree of freedom less."""
+
+
 def stored_values(result: str, row: str, measure: str) -> list[float]:
     """What a stored row has for each seed."""
     by_name = {found["name"]: found["values"] for found in read_result(result)["rows"]}
@@ -72,12 +76,10 @@ def stored_values(result: str, row: str, measure: str) -> list[float]:
 
 
 def paired_difference(one: Sequence[float], other: Sequence[float]) -> str:
-    """The mean difference of two rows in points, with its 95 % interval over three seeds."""
+    """The mean difference of two rows in points, with its 95 % interval over seeds."""
     found = [100 * (a - b) for a, b in zip(one, other, strict=True)]
-    assert len(found) == 3
     middle = statistics.mean(found)
-    # Student's t with two degrees of freedom.
-    half = 4.302653 * statistics.stdev(found) / math.sqrt(3)
+    half = STUDENT_T[len(found)] * statistics.stdev(found) / math.sqrt(len(found))
     numbers = (f"{x:.1f}".replace("-0.0", "0.0") for x in (middle, middle - half, middle + half))
     mean, low, high = (number.replace("-", "−") for number in numbers)
     return f"{mean} [{low}, {high}]"

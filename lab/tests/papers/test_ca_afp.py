@@ -21,6 +21,9 @@ from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Study, StudyOptions, StudyRow
 from fedgrove_lab.papers.definition import load_definition
+from fedgrove_lab.tables import ROOT
+
+from .made import paired_difference, stored_values
 
 PAPER = papers.find("ca-afp")
 DEFINITION = load_definition("ca-afp")
@@ -354,3 +357,13 @@ def test_a_quick_study_is_small(part: papers.StudyPart) -> None:
         return (asked.rounds or 0) * asked.cohort + asked.clients * max(asked.finetune)
 
     assert study.seeds * sum(visits(row.experiment) for row in study.rows) < 500
+
+
+def test_the_differences_in_the_docs_follow_from_the_stored_values() -> None:
+    evidence = " ".join((ROOT / "docs" / "evidence" / "ca-afp.md").read_text().split())
+    for row in ("lambda-0", "lambda-0.1", "probe-sgd", "unscaled"):
+        found = [
+            stored_values("ca-afp-causes-motion", name, "accuracy_mean:0")
+            for name in (row, "lambda-0.01")
+        ]
+        assert paired_difference(*found) in evidence
