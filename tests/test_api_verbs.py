@@ -16,6 +16,8 @@ from fedgrove.cli import main
 from fedgrove.cli.parameters import typed_options
 from fedgrove.cli.run import CostCommand
 from fedgrove.cli.sweep import SweepCommand
+from fedgrove.config.experiment import Experiment
+from fedgrove.config.settings import assign
 from fedgrove.config.sweep import Sweep
 from fedgrove.errors import InputError
 from fedgrove.parts.objective import Proximal
@@ -230,9 +232,11 @@ def test_what_is_shown_in_a_notebook_is_short(swept: Sweep) -> None:
 
 
 def test_temporary_runs_are_compared_under_their_own_names() -> None:
-    words: dict[str, Any] = {**TINY, "rounds": 2, "engine": "serial", "progress": False}
-    runs = [api.run("fedprox", set={"mu": mu}, **words) for mu in (0.1, 0.5)]
-    runs += [api.run("local", **words), api.run("local", **words)]
+    runs = []
+    pulls = [assign(methods.FedProx(), f"mu={mu}") for mu in (0.1, 0.5)]
+    for method in (*pulls, methods.Local(), methods.Local()):
+        experiment = Experiment(method, **{**TINY, "rounds": 2})
+        runs.append(api.train(experiment, engine="serial", progress=False))
     found = api.compare(*runs)
     names = [row["run"] for row in found]
     assert names == ["fedprox-mu=0.1-s0", "fedprox-mu=0.5-s0", "local-s0", "local-s0 (2)"]

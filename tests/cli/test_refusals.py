@@ -154,7 +154,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "run --device cuda",
             "--device is cuda, and torch finds no CUDA device here; use --device cpu.",
         ),
-        ("run --device tpu", "there is no device 'tpu'. There are: auto, cpu, cuda."),
+        ("run --device tpu", "there is no device 'tpu'. There are: auto, cpu, cuda, cuda:0."),
         ("run --round 3", "there is no option '--round'; did you mean '--rounds'?"),
         ("run --rounds", "Option '--rounds' requires an argument."),
         ("run fedavg local", "Got unexpected extra argument"),
