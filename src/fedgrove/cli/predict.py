@@ -78,11 +78,13 @@ def predict(options: PredictOptions) -> None:
         time=options.time,
         fill=options.fill,
     )
+    # The column may be followed by its unit, as in t:ms.
+    clock = (options.time or result.folder.options.get("time") or "").partition(":")[0]
     if options.json:
         print(found.to_json(orient="records", indent=1, force_ascii=False))
         return
     try:
-        found.to_csv(options.out or sys.stdout, index=False, float_format="%.6g")
+        _shorten_numbers(found, clock).to_csv(options.out or sys.stdout, index=False)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -91,3 +93,12 @@ def predict(options: PredictOptions) -> None:
         ) from None
     if options.out is not None:
         print(f"{options.out}: {len(found)} windows")
+
+
+def _shorten_numbers(found: Any, clock: str) -> Any:
+    """Return predictions with six digits; times keep all, since they may count from 1970."""
+    shortened = found.copy()
+    for column in found.columns:
+        if column != clock and found[column].dtype.kind == "f":
+            shortened[column] = found[column].map("{:.6g}".format)
+    return shortened

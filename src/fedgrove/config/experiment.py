@@ -171,6 +171,7 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
     """
     made_with = {
         **federation.division,
+        "train_examples": federation.train_examples,
         "clients": len(federation.clients),
     }
     options = options_of(Experiment)

@@ -22,6 +22,8 @@ from ..data.preparation import Preparation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
+from ..options.definition import names_of
+from ..options.groups import DataOptions
 from ..problems import MixedProblem, Problem, SquaredError, TaskProblem
 from ..runs.folder import RunFolder
 from ..runs.model import check_weights, client_number
@@ -290,6 +292,10 @@ def opened(
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())
     # Nor are the devices that it was trained on needed, whose files may be gone.
     experiment = replace(experiment, profile=None, trace=None)
+    if data is not None:
+        # The data are divided already, by options that config.toml repeats.
+        read_by = [name for name in names_of(DataOptions) if name != "data"]
+        experiment = replace(experiment, **dict.fromkeys(read_by))
     federation = experiment.federation(data_dir)
     spec = federation.defaults.net if experiment.net is None else experiment.net
     module = nets.build(spec, federation.shape, federation.classes, experiment.seed)

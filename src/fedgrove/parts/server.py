@@ -62,7 +62,9 @@ def step_server(
     """
     if server is None:
         return mean, state
-    names = next(iter(state.values()))
+    # Buffers, such as running statistics, are not moved: they are not in what is remembered. An
+    # optimiser that remembers nothing moves all that is not a count.
+    names = next(iter(state.values()), {k: v for k, v in mean.items() if v.is_floating_point()})
     # In double precision, so that a step of 1 without momentum is the mean.
     old = trees.map(Tensor.double, trees.pick(before, names))
     update = trees.sub(trees.map(Tensor.double, trees.pick(mean, names)), old)

@@ -102,12 +102,13 @@ class Chart:
         return render("standalone.svg", values)
 
     def write(self, folder: Path, *, force: bool = False) -> list[Path]:
-        """Write the chart as SVG into an existing folder, and as PDF if svglib is installed.
+        """Write the chart as SVG into a folder, and as PDF if svglib is installed.
 
         Args:
-            folder: The folder.
+            folder: The folder; it is made if it does not exist.
             force: Replace files that fedgrove did not write.
         """
+        folder.mkdir(parents=True, exist_ok=True)
         svg = folder / f"{self.file_name}.svg"
         check_place(svg, "charts", endings=(".svg",), mark=CHART_MARK, force=force)
         svg.write_bytes(self.standalone().encode())

@@ -475,7 +475,8 @@ def _wrap_equation(row: str, width: int) -> list[str]:
     lines = _wrap(equation.rstrip(), width, " " * indent)
     if arrow:
         computed_by = f"-> {function.strip()}"
-        if len(lines[-1]) + 2 + len(computed_by) <= width:
+        # A line that begins with the arrow continues the one above: it has no equation.
+        if lines and len(lines[-1]) + 2 + len(computed_by) <= width:
             lines[-1] += f"{computed_by:>{width - len(lines[-1])}}"
         else:
             lines.append(f"{computed_by:>{width}}")

@@ -291,6 +291,11 @@ RUNS = Path("runs")
 
 def folder_exists(path: Path) -> FolderTakenError:
     """Return the error for a run folder that exists already."""
+    if (path / "summary.json").exists():
+        return FolderTakenError(
+            f"the run folder {path} has a finished run; runs are never overwritten. Give a "
+            f"different {spell_option('out')}."
+        )
     resume = spell_hint(f"fedgrove resume {path}", f"fedgrove.resume({str(path)!r})")
     return FolderTakenError(
         f"the run folder {path} exists; runs are never overwritten. Give a different "

@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import nets
 from ..data.federation import Federation
-from ..errors import InputError, list_some
+from ..errors import InputError, list_some, shown
 from ..nets.user_files import is_file_spec
 from ..notebook import show_table
 from ..report.tables import describe_run, finetune_lengths, key_after, name_cells
@@ -154,6 +154,11 @@ class Result:
         """
         from .predictions import predict_recording
 
+        if not isinstance(path, str | Path):
+            raise InputError(
+                f"predict was given {shown(path)}; give a file with a recording (.csv), or call "
+                "model(client).predict(...) with rows or windows."
+            )
         model = self.model(client)
         given = {"stride": stride, "time": time, "fill": fill}
         options: dict[str, Any] = {}
