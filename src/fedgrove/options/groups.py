@@ -557,7 +557,7 @@ class DryRunOption:
 
     dry_run: bool = option(
         False,
-        "Print the complete configuration and the cost; nothing is kept. Of a single run with coded "
+        "Print the complete configuration and the cost; nothing is kept. Of one run with coded "
         "messages, train at most five rounds to measure them.",
         only="command line",
     )
