@@ -2,10 +2,12 @@
 
 import io
 import multiprocessing
+import subprocess
 import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -231,3 +233,32 @@ def test_only_a_long_run_is_forecast_and_its_process_ends_with_it(
     assert train(14.0) == 0
     assert train(16.0) == 1
     assert "16 s  48 s left" in capsys.readouterr().err
+
+
+def test_the_process_of_a_forecast_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    program = """
+import os, sys, time
+from fedgrove.report.progress import _Work
+work = _Work(2, lambda: [time.sleep(60)])
+work.ask()
+print(work._process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    child = int(done.stdout)
+    for _ in range(500):
+        if not is_alive(child):
+            return
+        time.sleep(0.02)
+    raise AssertionError("the process of the forecast goes on without the run")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and that nobody has asked for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

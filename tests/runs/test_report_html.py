@@ -108,8 +108,8 @@ def test_a_failed_run_has_one_that_says_why(tmp_path: Path) -> None:
     assert str(failed.value)[:30] in text
 
 
-def test_a_run_without_a_folder_gets_its_page_when_it_is_saved(tmp_path: Path) -> None:
-    result = fedgrove.run("local", **WORDS)
+def test_a_temporary_run_gets_its_page_when_it_is_saved(tmp_path: Path) -> None:
+    result = fedgrove.run("local", smoke=True, **WORDS)
     assert not (result.folder.path / "report.html").exists()
     saved = result.save(tmp_path / "kept")
     assert (saved.path / "report.html").is_file()

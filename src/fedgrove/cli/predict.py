@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import KW_ONLY, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, list_some
 from ..options.definition import Options, argument, option, option_class

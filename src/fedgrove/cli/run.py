@@ -208,8 +208,8 @@ def resume(options: ResumeCommand) -> None:
     is_of_several = any((Path(path) / name).is_file() for name in ("sweep.json", "choice.json"))
     if is_of_several and options.rounds is not None:
         raise InputError(
-            f"rounds is {options.rounds}, and {path} contains several runs, which are equally long; "
-            "start longer ones in a new folder."
+            f"rounds is {options.rounds}, and {path} contains several runs, which are equally "
+            "long; start longer ones in a new folder."
         )
     if (Path(path) / "sweep.json").is_file():
         return resume_sweep(path, options, options.trust, options.data_dir, options.json)

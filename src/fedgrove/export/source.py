@@ -294,8 +294,8 @@ def opened(
     experiment = replace(experiment, profile=None, trace=None)
     if data is not None:
         # The data are divided already, by options that config.toml repeats.
-        read_by = [name for name in names_of(DataOptions) if name != "data"]
-        experiment = replace(experiment, **dict.fromkeys(read_by))
+        unset: dict[str, Any] = dict.fromkeys(names_of(DataOptions))
+        experiment = replace(experiment, **{**unset, "data": data})
     federation = experiment.federation(data_dir)
     spec = federation.defaults.net if experiment.net is None else experiment.net
     module = nets.build(spec, federation.shape, federation.classes, experiment.seed)

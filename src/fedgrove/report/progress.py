@@ -8,8 +8,10 @@ elsewhere, as in a log file. What ``watch`` shows is read from the run folder by
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +36,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..notebook import is_notebook
-from ..seeds import single_thread
 from .charts import Chart, Series, draw_xy, thin_out
 from .page import Page
 from .tables import (
@@ -97,11 +98,17 @@ class _Work:
             return
         context = mp.get_context("fork")
         self._answer, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_answer, args=(forecast, theirs), daemon=True)
-        with warnings.catch_warnings():
-            # Python 3.12 warns of locks that threads hold. The process that hangs is killed below.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
+        arguments = (forecast, theirs, os.getpid())
+        self._process = context.Process(target=_answer, args=arguments, daemon=True)
+        # An interruption between the fork and its end would leave a process that nobody knows of.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of locks that threads hold; a process that hangs is killed.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def take(self) -> None:
@@ -128,12 +135,35 @@ class _Work:
         return sum(self.by_round[now:]) / done if done else float(len(self.by_round[now:]))
 
 
-def _answer(forecast: Forecast, pipe: Any) -> None:
+_INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
+FORECAST_SECONDS = 60.0
+"""Seconds of computing after which a forecast is given up: it takes a core from the training."""
+
+
+def _answer(forecast: Forecast, pipe: Any, parent: int) -> None:
     """In the process of a forecast: find it and send it."""
-    # Interruptions of the run are not for this process.
+    # Imported here, because it imports torch, and `watch` does without.
+    from ..seeds import single_thread
+
+    # It must not keep a pipe open that somebody reads to its end.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    # Ctrl-C goes to all processes of a terminal, and the run ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTIONS)
+    os.nice(10)
+    threading.Thread(target=_end_in_time, args=(parent,), daemon=True).start()
     with suppress(Exception), single_thread():
         pipe.send(list(forecast()))
+
+
+def _end_in_time(parent: int) -> None:
+    """End this process with the run, however that ends, and after too much work."""
+    while os.getppid() == parent and time.process_time() < FORECAST_SECONDS:
+        time.sleep(0.2)
+    os._exit(1)
 
 
 @dataclass
