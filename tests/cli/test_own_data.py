@@ -14,6 +14,8 @@ import pytest
 
 import fedgrove as fg
 from fedgrove.cli import main
+from fedgrove.errors import InputError
+from fedgrove.export.source import opened
 
 NET = """
 from torch import nn
@@ -134,6 +136,21 @@ def test_a_whole_recording_is_predicted(place: Path, capsys: pytest.CaptureFixtu
     assert again["probability"].to_numpy()[2:] == pytest.approx(found["probability"][2:], abs=1e-4)
     # Without the row of line 5, the first window begins behind it.
     assert predicted(capsys, "new.csv.gz", *own, "--fill", "drop")["line"].iloc[0] == 6
+
+    # Times since 1970 keep their digits.
+    since = pd.read_csv("users/watch-07.csv")
+    since["t"] += 1_700_000_000
+    since.to_csv("since.csv", index=False)
+    assert predicted(capsys, "since.csv", *own)["t"].iloc[1] == pytest.approx(
+        1_700_000_000.64, abs=1e-4
+    )
+    with pytest.raises(InputError, match="predict was given"):
+        result.predict(since, "watch-07")
+    # What read the data of the run is in its config.toml; data that are divided already need none.
+    divided = fg.data.load(
+        "users/", label="activity", window=32, stride=16, time="t", rate=25.0, fill="mean"
+    )
+    assert opened(result.folder, divided, trust=True).federation is divided
 
     assert main(["predict", "runs/mine", "users/watch-07.csv", *own, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 27

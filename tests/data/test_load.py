@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedgrove as fg
 from fedgrove import data
 from fedgrove.data.dataset import Dataset, Pixels
 from fedgrove.data.preparation import fit_preparation
@@ -409,6 +410,14 @@ def test_a_limit_applies_to_made_and_mixed_clients_too():
     x, y = np.zeros((40, 3), np.float32), np.arange(40) % 2
     own = data.from_arrays(x, y, np.arange(40) % 2, train_examples=4)
     assert torch.bincount(own.client(0).train.y).tolist() == [4]
+
+
+def test_a_run_on_divided_data_with_a_limit_resumes(tmp_path):
+    few = data.load("digits", clients=3, train_examples=8)
+    result = fg.run("fedavg", data=few, rounds=1, out=tmp_path / "run", engine="serial")
+    longer = fg.resume(result.folder.path, data=few, rounds=2)
+    assert longer.summary["rounds"] == 2
+    assert longer.summary["train_examples"] == 8
 
 
 def test_a_limit_below_one_is_refused():

@@ -117,3 +117,20 @@ def test_running_statistics_are_averaged_in_their_place() -> None:
 def test_wrong_numbers_are_refused(make, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}$"):
         make()
+
+
+def test_a_server_that_remembers_nothing_moves_every_weight() -> None:
+    class Sign:
+        def begin(self, params: trees.Tree) -> dict[str, trees.Tree]:
+            return {}
+
+        def move(
+            self, update: trees.Tree, state: object
+        ) -> tuple[trees.Tree, dict[str, trees.Tree]]:
+            return trees.map(torch.sign, update), {}
+
+    counts = {"count": torch.tensor(3)}
+    moved, state = step_server(Sign(), tree(1.0, 5.0), tree(4.0, 2.0) | counts, {})
+    assert moved["w"].tolist() == [2.0, 4.0]
+    assert int(moved["count"]) == 3
+    assert state == {}

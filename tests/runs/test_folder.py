@@ -63,6 +63,10 @@ def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     ):
         RunFolder.create(path, "seed = 2\n")
     assert RunFolder.open(path).config == "seed = 1\n"
+    # There is nothing to resume in a finished one.
+    (path / "summary.json").write_text("{}")
+    with pytest.raises(InputError, match=r"has a finished run; .* Give a different out\.$"):
+        RunFolder.create(path, "seed = 2\n")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="exists"):
         RunFolder.create(tmp_path / "empty", "")
