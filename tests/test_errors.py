@@ -58,9 +58,9 @@ def test_a_well_known_method_leads_to_the_nearest_in_kind(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("FedRep", "; the nearest in kind is 'fedbabu'."),
+        ("PerFedAvg", "; the nearest in kind is 'ditto'."),
         ("per-fedavg", "; the nearest in kind is 'ditto'."),
-        ("scafold", "; the nearest in kind is 'fedprox'."),
+        ("scafold", "; did you mean 'scaffold'?"),
         ("grvoe", "; did you mean 'grove'?"),
         ("lotteryfed", "; did you mean 'lotteryfl'?"),
         ("moo", "; did you mean 'moon'?"),

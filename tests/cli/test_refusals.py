@@ -196,12 +196,12 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("paper --table 2", "NAME is missing; see: fedgrove paper --help"),
         (
             "paper ca-afp",
-            "neither --table nor --figure was given; ca-afp has --table 1, 2, 3, 4, 5, 6 and "
+            "neither --table nor --figure was given; ca-afp has --table 1, 2, 3, 4, 5, 6, 7 and "
             "--figure 2, 3, 4.",
         ),
         (
-            "paper ca-afp --table 7",
-            "--table is 7; it must be one of 1, 2, 3, 4, 5, 6, those of ca-afp that are run here.",
+            "paper ca-afp --table 8",
+            "--table is 8; it must be one of 1, 2, 3, 4, 5, 6, 7, those of ca-afp that are run here.",
         ),
         (
             "paper ca-afp --figure 9",

@@ -164,7 +164,7 @@ def test_no_window_crosses_rows_that_are_left_out() -> None:
 
 def test_filled_cells_are_counted_and_others_refused() -> None:
     table = InputTable("a.csv", with_empty_cells())
-    with pytest.raises(InputError, match=r"fill these cells \(fill=mean, zero or previous\)"):
+    with pytest.raises(InputError, match=r"fill these cells \(fill='mean', zero or previous\)"):
         make_dataset([table], cut(time=None))
     made = make_dataset([table], cut(time=None, fill="mean"))
     assert np.isfinite(made.x).all()
@@ -178,7 +178,7 @@ def test_filled_cells_are_counted_and_others_refused() -> None:
         make_dataset([InputTable("all.csv", frame)], cut(time=None, fill="mean", client="user"))
     frame = with_empty_cells()
     frame.loc[3, "label"] = ""
-    with pytest.raises(InputError, match=r"no label in 1 of 600 rows.*fill=drop"):
+    with pytest.raises(InputError, match=r"no label in 1 of 600 rows.*fill='drop'"):
         make_dataset([InputTable("a.csv", frame)], cut(time=None, fill="zero"))
 
 

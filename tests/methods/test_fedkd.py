@@ -153,7 +153,7 @@ def test_bad_values_are_refused():
 
 @pytest.mark.parametrize("words", [{"use_mentor": False}, {"distil": 0.0}])
 def test_a_mentee_of_its_own_needs_mentors_to_use(words, tmp_path: Path):
-    with pytest.raises(InputError, match="use_mentor=true"):
+    with pytest.raises(InputError, match="use_mentor': True"):
         fedgrove.run(
             replace(SMALL, **words),
             out=tmp_path / "run",

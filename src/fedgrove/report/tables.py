@@ -171,7 +171,10 @@ def finetune_lengths(summary: Summary) -> list[int]:
     >>> finetune_lengths({"finetune": {"0": {}, "3": {}}}), finetune_lengths({})
     ([0, 3], [0])
     """
-    return list(map(int, summary.get("finetune") or (0,)))
+    finetune = summary.get("finetune") or (0,)
+    # A damaged file may have anything here: who checks the file says so.
+    is_damaged = not isinstance(finetune, list | tuple) and not _has_scores(finetune)
+    return [0] if is_damaged else list(map(int, finetune))
 
 
 def key_after(key: str, epochs: int) -> str:
@@ -208,6 +211,15 @@ def name_by_length(finetune: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return named
 
 
+def _has_scores(finetune: Any) -> bool:
+    """Whether what a file has as ``finetune`` is scores by numbers of epochs."""
+    if not isinstance(finetune, dict):
+        return False
+    return all(
+        epochs.isdecimal() and isinstance(scores, dict) for epochs, scores in finetune.items()
+    )
+
+
 def name_old_scores(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the summary of a run, as tables take it, with the keys of this version.
 
@@ -216,6 +228,9 @@ def name_old_scores(summary: dict[str, Any]) -> dict[str, Any]:
     known, and the plain keys are left out.
     """
     finetune = summary.get("finetune") or {}
+    if not _has_scores(finetune):
+        # It is damaged: whoever reads it says so.
+        return summary
     named = name_by_length(finetune)
     # Versions that name all of them need no change; nor do runs without fine-tuning.
     if named.keys() <= summary.keys():

@@ -254,6 +254,7 @@ class Summary(Headline):
     diverged: Diverged | None = None
     notes: list[Text] = []
     seconds: Positive
+    seconds_shared_by: Count = 1
 
     @model_validator(mode="after")
     def _check_scored(self) -> Summary:

@@ -78,9 +78,9 @@ def fill_missing_intervals(intervals: Floats, record: Ints) -> Floats:
     """Replace intervals of 0, before the first beat and after the last, by the record's median.
 
     >>> fill_missing_intervals(np.array([[0.0, 0.8], [0.8, 0.6], [0.6, 0.0]]), np.zeros(3, int))
-    array([[0.8, 0.8],
+    array([[0.7, 0.8],
            [0.8, 0.6],
-           [0.6, 0.8]])
+           [0.6, 0.7]])
     """
     filled = intervals.copy()
     for each in np.unique(record):
