@@ -423,3 +423,12 @@ def test_a_run_on_divided_data_with_a_limit_resumes(tmp_path):
 def test_a_limit_below_one_is_refused():
     with pytest.raises(InputError, match="train_examples is 0; it must be above 0"):
         data.load("digits", train_examples=0)
+
+
+def test_rows_without_clients_are_divided_with_a_note():
+    x, y = np.zeros((60, 3), np.float32), np.arange(60) % 2
+    made_up = data.from_arrays(x, y, clients=3)
+    (note,) = made_up.notes
+    assert note.startswith("the data name no clients: their rows are divided among 3 clients")
+    assert data.from_arrays(x, y, clients=3, partition="iid").notes == ()
+    assert data.from_arrays(x, y, np.arange(60) % 3).notes == ()

@@ -189,9 +189,17 @@ def _split_option_name(data: str) -> tuple[str, str]:
 
 def _build_own(name: str, dataset: Dataset, choices: Choices) -> Federation:
     """Build a federation of a user's own examples: by their clients if they have any, else iid."""
+    is_divided_at_random = not choices.partition and dataset.user is None
     if not choices.partition:
         choices = replace(choices, partition="iid" if dataset.user is None else "natural")
-    return build(name, dataset, choices, choose_defaults(dataset.x.shape[1:]))
+    federation = build(name, dataset, choices, choose_defaults(dataset.x.shape[1:]))
+    if not is_divided_at_random:
+        return federation
+    note = (
+        f"the data name no clients: their rows are divided among {len(federation.clients)} clients "
+        "at random (partition iid)"
+    )
+    return replace(federation, notes=(*federation.notes, note))
 
 
 def _load_several(

@@ -320,9 +320,9 @@ def _note_chance(run: Run, at_round: int, scored: Sequence[Report]) -> list[str]
     epochs = run.finetune[-1]
     when = f" {describe_finetuning(epochs)}" if epochs else ""
     return [
-        f"the accuracy over all test examples{when}, {accuracy:.1%}, is no better than chance "
-        f"({chance:.1%}, always the same class): no learning can be seen; try a different learning "
-        "rate (lr), or more rounds"
+        f"the accuracy over all test examples{when}, {accuracy:.1%}, is not clearly better than "
+        f"chance ({chance:.1%}, always the same class): no learning can be seen; try a different "
+        "learning rate (lr), or more rounds"
     ]
 
 
