@@ -220,6 +220,7 @@ def test_a_sweep_is_a_frame(swept: Sweep) -> None:
     frame = swept.frame()
     assert list(frame["run"]) == list(swept)
     assert set(frame["state"]) == {"done"}
+    assert not [name for name in frame if "_clients" in name and name[-1].isdigit()]
     assert frame["accuracy_mean"][0] == swept.summaries()["local-s3"]["accuracy_mean"]
 
 

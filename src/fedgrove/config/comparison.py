@@ -18,7 +18,7 @@ from ..report.seed_averages import average_over_seeds, print_seed_averages
 from ..report.tables import OPTIONS_SHOWN, name_cells, print_causes, print_summaries
 from ..report.terminal import split_common_folder
 from ..runs.folder import RunFolder
-from ..runs.result import frame
+from ..runs.result import frame_of_runs
 from ..wire.ledger import sum_by_cause
 from . import sweep
 from .toml import read_run_table
@@ -118,7 +118,7 @@ class Comparison:
 
     def frame(self) -> Any:
         """Return the compared runs as a DataFrame of pandas."""
-        return frame(self.rows)
+        return frame_of_runs(self.rows)
 
 
 def compare_runs(

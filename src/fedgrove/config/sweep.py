@@ -33,7 +33,7 @@ from ..runs.lock import LOCK_FILE, check_free, locked
 from ..runs.lockstep import Watch, ignore, train_together
 from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.report_html import write_run_report
-from ..runs.result import Failure, Result, frame
+from ..runs.result import Failure, Result, frame_of_runs
 from .experiment import Experiment, Federations
 from .plan import Plan, ended, made_here, plan
 from .toml import (
@@ -159,7 +159,7 @@ class Sweep(Mapping[str, Result | Failure]):
         rows = []
         for name, end in self.ends.items():
             rows.append({"run": name, **state(end), **(summaries[name] or {})})
-        return frame(rows)
+        return frame_of_runs(rows)
 
     def table(self) -> None:
         """Print every run of the sweep, then methods over seeds, then what failed and why."""

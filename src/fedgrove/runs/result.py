@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,22 @@ class Result:
                     "file would be run. If you trust it, use fedgrove.load_run(path, trust=True)."
                 )
         return nets.build(net, tuple(about["shape"]), int(about["outputs"]), seed=0)
+
+
+def frame_of_runs(summaries: Iterable[Mapping[str, Any]]) -> Any:
+    """Return a row per run as a DataFrame, without the scores of single clients.
+
+    Their columns would read as other lengths of fine-tuning; :meth:`Result.clients` has them.
+    """
+    rows = []
+    for summary in summaries:
+        row = {}
+        for key, value in summary.items():
+            is_by_client = "_clients" in key and isinstance(value, Mapping)
+            if not is_by_client:
+                row[key] = value
+        rows.append(row)
+    return frame(rows)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
