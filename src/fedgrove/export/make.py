@@ -53,7 +53,7 @@ WORSE = 0.05
 """The same of any other score, as a share of it."""
 MANY_ZEROS = 0.1
 """The share of single zeros above which a note says why the file holds them."""
-CHANNEL_METHODS = ("safl", "hermes", "fedapta", "heterofl")
+CHANNEL_METHODS = ("safl", "hermes", "fedapta", "heterofl", "fedlayerprune")
 """Methods whose models are really smaller, to name as a way out."""
 CALIBRATION = 512
 """How many training examples int8 is calibrated on, at most; spread evenly."""
