@@ -146,7 +146,7 @@ class ExportDraft:
     options: ExportRequest
     exported: Exported
     contents: Mapping[str, bytes]
-    """By name; the card comes last."""
+    """By name; the model card comes last."""
 
     def only(self, *versions: str) -> ExportDraft:
         """Return the draft with the files of these versions, and a card that describes them."""

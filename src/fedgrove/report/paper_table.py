@@ -189,7 +189,7 @@ def _describe(epochs: int) -> str:
 
 
 def format_evenly(values: Sequence[float]) -> list[str]:
-    """Format a column of sizes with the same digits, so many that the smallest has two.
+    """Format a column of sizes with equal digits; the smallest has two that are not zero.
 
     >>> format_evenly([3.0, 0.0261, 0.0]), format_evenly([12.04, 3.0])
     (['3.000', '0.026', '0.000'], ['12.0', '3.0'])
